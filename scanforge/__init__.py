@@ -1,0 +1,48 @@
+"""scanforge: declare a recurrence as an associative operator, and get its code and its gradients.
+
+    class EMA(sf.Operator): ...          declare
+    sf.scan(EMA, a=..., b=...)           run, differentiable
+    sf.check(EMA); sf.explain(EMA)       trust
+
+Methods use the functions of `scanforge.maths`, here as sf.exp, sf.where, sf.maximum and so on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scanforge import maths, operators
+from scanforge.api import prefixes, scan
+from scanforge.declare import Element, Operator, State
+from scanforge.errors import (
+    ArgumentError,
+    BackendError,
+    DeclarationError,
+    DeviceError,
+    DTypeError,
+    InputError,
+    LawError,
+    ScanforgeError,
+    ShapeError,
+    TraceError,
+)
+from scanforge.launch import last_run
+from scanforge.laws import set_law_check
+from scanforge.tools import check, explain, source
+
+__version__ = "0.1.0"
+__all__ = [
+    "ArgumentError", "BackendError", "DTypeError", "DeclarationError", "DeviceError", "Element", "InputError",
+    "LawError", "Operator", "ScanforgeError", "ShapeError", "State", "TraceError", "check", "explain",
+    "last_run", "operators", "prefixes", "scan", "set_law_check", "source",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in maths.__all__:
+        return getattr(maths, name)
+    raise AttributeError(f"module 'scanforge' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *maths.__all__})

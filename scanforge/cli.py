@@ -1,0 +1,89 @@
+"""The same from a shell: scanforge check|explain|source module:Name [b=8 t=2048 d=2048]."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scanforge import dtypes, tools
+from scanforge.errors import DeclarationError, ScanforgeError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+Target = Annotated[str, typer.Argument(help="module:Name, or path/to/file.py:Name")]
+Sizes = Annotated[list[str] | None, typer.Argument(help="sizes of axes: b=8 t=2048 d=2048")]
+
+
+@app.command()
+def check(target: Target, sizes: Sizes = None) -> None:
+    """Check laws, gradients and the parity of all lowerings; exit 1 if something is wrong."""
+    report = tools.check(load(target), **_parsed(sizes))
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def explain(target: Target, sizes: Sizes = None, dtype: str = "fp32") -> None:
+    """Print laws, facts, the derived backward pass and the plan."""
+    typer.echo(tools.explain(load(target), dtype=dtypes.named(dtype), **_parsed(sizes)))
+
+
+@app.command()
+def source(target: Target, which: Sizes = None, lowering: str | None = None) -> None:
+    """Print the generated code: `forward` (the default) or `backward`, then sizes of axes."""
+    words = which or []
+    named = [w for w in words if w in {"forward", "backward"}] or ["forward"]
+    sizes = _parsed([w for w in words if w not in named])
+    typer.echo(tools.source(load(target), named[0], lowering=lowering, **sizes))
+
+
+def load(target: str) -> Any:
+    """The operator class that module:Name names."""
+    place, colon, name = target.rpartition(":")
+    if not colon:
+        raise DeclarationError(
+            f"{target!r} names no operator: write module:Name, as in scanforge.operators:MinMax."
+        )
+    found = getattr(_module(place), name, None)
+    if found is None:
+        raise DeclarationError(f"{place} has no {name}: write the class's name after the colon.")
+    return found
+
+
+def _module(place: str) -> Any:
+    if not place.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(place)
+    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+    if spec is None or spec.loader is None or not Path(place).exists():
+        raise DeclarationError(f"There is no file {place}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _parsed(sizes: list[str] | None) -> dict[str, Any]:
+    parsed: dict[str, Any] = {}
+    for item in sizes or []:
+        axis, equals, size = item.partition("=")
+        if not equals or not size.isdigit():
+            raise DeclarationError(f"{item!r} is no axis size: write t=2048.")
+        parsed[axis] = int(size)
+    return parsed
+
+
+def main() -> None:
+    """Run the command line; a scanforge error is a sentence and exit code 2."""
+    try:
+        app()
+    except (ScanforgeError, TypeError, ModuleNotFoundError) as error:
+        typer.echo(f"scanforge: {error}", err=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

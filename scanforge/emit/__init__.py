@@ -1,0 +1,1 @@
+"""Text from programs: skeletons are written by hand, expressions are generated."""

@@ -1,0 +1,78 @@
+"""Program -> the text of a PyTorch function. Tensors have all axes in order, size 1 for one they lack."""
+
+from __future__ import annotations
+
+import keyword
+
+from scanforge.emit.folding import Folder
+from scanforge.ir.primitives import primitive
+from scanforge.ir.program import Line, Number, Program
+
+_RESERVED = frozenset(
+    {"torch", "inf", "nan", "apply", "combine", "element", "readout", "scan", "prefixes", "run"}
+)
+
+
+def safe(name: str) -> str:
+    """A user's name as a local name of generated code."""
+    return f"{name}_" if keyword.iskeyword(name) or name in _RESERVED else name
+
+
+def function(program: Program, name: str, doc: str) -> str:
+    """`def name(inputs): ... return outputs`, in the program's order."""
+    writer = _TorchFolder(program)
+    body = [f"    {line.var.name} = {text}" for line, text in writer.statements()]
+    results = [text for _, text in writer.results()]
+    returned = f"({results[0]},)" if len(results) == 1 else ", ".join(results) or "()"
+    head = f"def {name}({', '.join(safe(v.name) for v in program.inputs)}):"
+    return "\n".join([head, f'    """{doc}"""', *body, f"    return {returned}"]) + "\n"
+
+
+def literal(value: Number) -> str:
+    """A number as Python writes it; inf and nan are names of the generated module."""
+    return f"({value!r})" if value < 0 else repr(value)
+
+
+class _TorchFolder(Folder):
+    def name(self, name: str) -> str:
+        return safe(name)
+
+    def template(self, op: str) -> str:
+        like = self.like("float")
+        return primitive(op).torch.replace("(dtype)", f"({like}.dtype)" if like else "(torch.float64)")
+
+    def number(self, name: str, line: Line | None) -> str:
+        """A Python number where a tensor beside it decides the dtype, else a tensor of that dtype."""
+        kind, value = self.variables[name].kind, literal(self.numbers[name])
+        if line is not None and self.takes_literal(line):
+            return value
+        like = self.like(kind)
+        if like:  # 0-d as an operand, whole as a result
+            return f"{like}.new_full({f'{like}.shape' if line is None else '()'}, {value})"
+        dtype = {"float": "torch.float64", "int": "torch.int64", "bool": "torch.bool"}[kind]
+        device = f", device={safe(self.program.inputs[0].name)}.device" if self.program.inputs else ""
+        return f"torch.full((), {value}, dtype={dtype}{device})"
+
+    def takes_literal(self, line: Line) -> bool:
+        """Whether a Python number may stand in the line."""
+        row = primitive(line.op)
+        beside = line.args[1:] if row.kinds == "select" else line.args
+        return row.literal and any(a not in self.numbers for a in beside)
+
+    def like(self, kind: str) -> str:
+        """An input of this kind."""
+        return next((safe(v.name) for v in self.program.inputs if v.kind == kind), "")
+
+    def sum(self, line: Line) -> str:
+        """Over axes that the operand has a sum, over others a product with their sizes."""
+        operand, axes = self.variables[line.args[0]], self.program.axes
+        present = tuple(axes.index(a) for a in line.over if a in operand.axes)
+        text = self.operand(line.args[0], None)
+        if present:
+            text = f"torch.sum({text}, dim={present}, keepdim=True)"
+        elif line.args[0] not in self.atoms:
+            text = f"({text})"
+        for axis in (a for a in line.over if a not in operand.axes):
+            owner = next(v.name for v in self.program.inputs if axis in v.axes)
+            text = f"{text} * {safe(owner)}.shape[{axes.index(axis)}]"
+        return text
