@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from scanforge import laws, op
+from scanforge import op
 from scanforge.call import Bound, bind, initial_states
 from scanforge.declare import Declaration, Operator, declaration
 from scanforge.errors import ArgumentError, BackendError
 from scanforge.ir.scan import Scan
 from scanforge.launch import Options, state_dtypes
+from scanforge.pipeline import front
 from scanforge.plan import check_lowering
-from scanforge.trace import Signature, Traced, prefix_scan, trace
+from scanforge.trace import Signature, Traced, prefix_scan
 
 Tensor = torch.Tensor
 BACKENDS = ("reference", "triton")
@@ -99,9 +100,7 @@ def _traced(operator: type[Operator], declared: Declaration, bound: Bound, initi
         for s, x in zip(declared.states, given, strict=False)
         if isinstance(x, Tensor) and x.is_complex()
     )
-    traced = trace(operator, Signature(bound.axes, bound.dims, bound.complex_leaves, complex_states))
-    laws.ensure(traced.operator)
-    return traced
+    return front(operator, Signature(bound.axes, bound.dims, bound.complex_leaves, complex_states))
 
 
 def _run(

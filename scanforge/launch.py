@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import sha256
-from types import CodeType
-from typing import Any
 
 import torch
 
 from scanforge import dtypes
-from scanforge.emit import reference
 from scanforge.ir.scan import BATCH, TIME, Output, Scan, load
+from scanforge.pipeline import executable
 from scanforge.plan import Plan, plan, state_outputs
 
 Tensor = torch.Tensor
@@ -115,7 +110,7 @@ def run(
         return Result(empty, [x.clone() for x in initial], [_no_steps(initial, scan, s) for s in kept])
     chosen = plan(scan, sizes, options.lowering)
     _LAST.set(LastRun(scan.name, chosen))
-    program = compiled(text, chosen.lowering)
+    program = executable(text, chosen.lowering)
     aligned = [_align(scan, i.dims, t, options.dtype) for i, t in zip(scan.inputs, tensors, strict=True)]
     outputs, finals, states = program(*aligned, *initial, steps=sizes[TIME], reverse=options.reverse)
     shown = [
@@ -124,19 +119,6 @@ def run(
     after = dict(zip((s.name for s in scan.states), states, strict=True))
     result = Result(shown, list(finals), [after[s] for s in kept])
     return _own(result, [*tensors, *initial])
-
-
-@lru_cache(maxsize=1024)
-def compiled(text: str, lowering: str) -> Callable[..., Any]:
-    """The generated `run` function of a scan. Its text shows in tracebacks."""
-    source = reference.module(load(text), lowering)
-    name = f"<scanforge {sha256(source.encode()).hexdigest()[:12]}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    code: CodeType = compile(source, name, "exec")
-    namespace: dict[str, Any] = {}
-    exec(code, namespace)
-    function: Callable[..., Any] = namespace["run"]
-    return function
 
 
 def _align(scan: Scan, dims: Sequence[str], tensor: Tensor, computed: torch.dtype) -> Tensor:

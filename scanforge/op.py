@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
 
-from scanforge import dtypes
-from scanforge.adjoint import Adjoint, adjoint
-from scanforge.ir.builder import Builder
-from scanforge.ir.scan import TIME, Output, Scan, before, dump, load
+from scanforge import dtypes, pipeline
+from scanforge.ir.scan import TIME, Scan, load
 from scanforge.launch import Options, kept_states, output_dtypes, run, sizes_of, state_dtypes
 from scanforge.plan import state_outputs
 
@@ -105,7 +103,7 @@ def _gradients(
     wanted = frozenset(i.name for i, need in zip(scan.inputs, needs, strict=False) if need)
     present = frozenset(name for name, g in seeds.items() if g is not None)
     names = tuple(dtypes.name(t.dtype) for t in inputs)
-    text, derived = adjoint_text(call.text, wanted, present, any(needs[n:]), names)
+    text, derived = pipeline.backward(call.text, wanted, present, any(needs[n:]), names)
     given: dict[str, Tensor] = dict(zip((i.name for i in scan.inputs), inputs, strict=True))
     if derived.states_before:
         states = _states_before(call, scan, inputs, initial, results)
@@ -133,7 +131,7 @@ def _states_before(
 ) -> dict[str, Tensor]:
     """The state before each step, bit for bit the forward pass's; differentiable in grad mode."""
     if torch.is_grad_enabled():
-        outputs, _ = apply(states_text(call.text), inputs, initial, call.options)
+        outputs, _ = apply(pipeline.states(call.text), inputs, initial, call.options)
         return dict(zip((s.name for s in scan.states), outputs, strict=True))
     found = output_dtypes(scan, inputs, call.options.dtype)
     kept = dict(zip(kept_states(scan, found, call.options.dtype), results[len(scan.outputs) :], strict=True))
@@ -151,29 +149,6 @@ def _states_before(
 def _in_scan_order(scan: Scan, tensor: Tensor, output: str) -> Tensor:
     dims = next(o.dims for o in scan.outputs if o.name == output)
     return tensor.permute([dims.index(a) for a in scan.axes])
-
-
-@lru_cache(maxsize=4096)
-def adjoint_text(
-    text: str, wanted: frozenset[str], present: frozenset[str], initial: bool, input_dtypes: tuple[str, ...]
-) -> tuple[str, Adjoint]:
-    """The adjoint of a recurrence, and its text for inputs of these dtypes: a gradient has its input's."""
-    scan = load(text)
-    derived = adjoint(scan, wanted, present, initial)
-    own = dict(zip((i.name for i in scan.inputs), input_dtypes, strict=True))
-    outputs = tuple(replace(o, dtype=own[o.dtype]) for o in derived.scan.outputs)
-    return dump(replace(derived.scan, outputs=outputs)), derived
-
-
-@lru_cache(maxsize=4096)
-def states_text(text: str) -> str:
-    """The recurrence that returns its states before each step."""
-    scan = load(text)
-    builder = Builder(f"{scan.name}.states", scan.axes, where="")
-    made = {v.name: builder.input(v.name, v.kind, v.axes) for v in scan.readout.inputs}
-    readout = builder.finish({before(s.name): made[before(s.name)] for s in scan.states})
-    outputs = tuple(Output(before(s.name), s.kind, scan.order((TIME, *s.axes)), "state") for s in scan.states)
-    return dump(replace(scan, name=f"{scan.name}.states", readout=readout, outputs=outputs))
 
 
 def _run(

@@ -10,7 +10,8 @@ import torch
 from scanforge import laws, op
 from scanforge.declare import Declaration, Operator, declaration
 from scanforge.ir.scan import Scan, load
-from scanforge.launch import Options, compiled, state_dtypes
+from scanforge.launch import Options, state_dtypes
+from scanforge.pipeline import executable
 from scanforge.plan import LOWERINGS
 from scanforge.trace import Signature, Traced, trace
 
@@ -128,7 +129,7 @@ def _run_loop(
     scan: Scan = load(text)
     order = [scan.outputs[0].dims.index(a) for a in scan.axes]
     aligned = [t.permute(order) for t in tensors]
-    outputs, finals, _ = compiled(text, "loop")(*aligned, *initial, steps=steps, reverse=reverse)
+    outputs, finals, _ = executable(text, "loop")(*aligned, *initial, steps=steps, reverse=reverse)
     back = [scan.axes.index(d) for d in scan.outputs[0].dims]
     return _with_gradients([*(y.permute(back) for y in outputs), *finals], [*tensors, *initial])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import product
+from math import prod
 from typing import Any
 
 from scanforge.ir.program import Number
@@ -102,7 +103,7 @@ def _add(a: Lattice, b: Lattice) -> Lattice:
 def _neg(a: Lattice) -> Lattice:
     """The negative of a maximum of minima is a minimum of maxima, distributed."""
     flipped = [[{TOP: BOTTOM, BOTTOM: TOP}[p] if isinstance(p, str) else -p for p in term] for term in a]
-    if len(list(flipped)) > 1 and max(map(len, flipped)) ** len(flipped) > LIMIT:
+    if prod(map(len, flipped)) > LIMIT:
         raise Undecidable
     return _canonical(product(*flipped))
 
@@ -113,9 +114,9 @@ def _mul(a: Lattice, b: Lattice) -> Lattice:
             factor = _only(scale)
             if not factor.is_ground or factor == 0:
                 raise Undecidable
-            positive = factor > 0
-            scaled = [[_scaled(p, factor if positive else -factor) for p in term] for term in other]
-            return _canonical(scaled) if positive else _neg(_canonical(scaled))
+            size = abs(factor.LC)
+            scaled = _canonical([[_scaled(p, size) for p in term] for term in other])
+            return scaled if factor.LC > 0 else _neg(scaled)
     return _single(_only(a) * _only(b))
 
 
