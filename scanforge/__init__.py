@@ -13,7 +13,7 @@ from typing import Any
 
 from scanforge import maths, operators
 from scanforge.api import prefixes, scan
-from scanforge.declare import Element, Operator, State
+from scanforge.declare import Operator
 from scanforge.errors import (
     ArgumentError,
     BackendError,
@@ -26,6 +26,7 @@ from scanforge.errors import (
     ShapeError,
     TraceError,
 )
+from scanforge.fields import Element, State
 from scanforge.launch import last_run
 from scanforge.laws import set_law_check
 from scanforge.tools import check, explain, source

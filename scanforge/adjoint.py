@@ -15,11 +15,12 @@ from functools import lru_cache
 
 from scanforge.affine import Pattern, affine_operator, closure, factor, offset
 from scanforge.ir.builder import Builder
-from scanforge.ir.check import check_scan
+from scanforge.ir.check import check_program, check_scan
 from scanforge.ir.program import Program, fresh
 from scanforge.ir.scan import TIME, Input, Operator, Output, Scan, State, before
 from scanforge.ir.value import Value
 from scanforge.prune import drop_unread_inputs, tidy
+from scanforge.schedule import next_state
 from scanforge.vjp import pull_back
 
 
@@ -32,6 +33,7 @@ class Adjoint:
     cotangents: tuple[tuple[str, str], ...]  # primal output -> input of the adjoint
     gradients: tuple[tuple[str, str], ...]  # primal input -> output of the adjoint
     initial: tuple[tuple[str, str], ...]  # primal state -> state of the adjoint
+    step: Program  # one whole step, mu and gradients in one pull-back: what an ordered walk runs
 
 
 @lru_cache(maxsize=4096)
@@ -81,7 +83,8 @@ class _Derivation:
 
     def result(self, initial: bool) -> Adjoint:
         gradients = {n: fresh(f"grad_{n}", (i.name for i in self.inputs)) for n in self.wanted}
-        readout = self._readout(gradients)
+        whole = self._whole(gradients)
+        readout = self._part(whole, list(gradients.values()))
         element, pattern = self._element()
         used = [s.name for s in self.floats if initial or self._reads_mu(readout, s.name)]
         needed = [s for s in self.floats if any(s.name in pattern[u] for u in used)]
@@ -110,6 +113,7 @@ class _Derivation:
             tuple((o, n) for o, n in self.cotangents.items() if n in read),
             tuple(gradients.items()),
             tuple((s.name, self.mu[s.name]) for s in needed),
+            self._ordered(whole, gradients, needed, read),
         )
 
     def _step(self, builder: Builder) -> _Step:
@@ -134,8 +138,8 @@ class _Derivation:
             builder, self.scan.readout, step.readout, seeds, [v.name for v in self.scan.readout.inputs]
         )
 
-    def _readout(self, gradients: dict[str, str]) -> Program:
-        """The gradients of the inputs, from mu before its step."""
+    def _whole(self, gradients: dict[str, str]) -> Program:
+        """The gradients of the inputs, and mu after the step, from mu before it."""
         scan = self.scan
         builder = Builder(f"{scan.name}.adjoint.readout", scan.axes, where="")
         step = self._step(builder)
@@ -146,13 +150,25 @@ class _Derivation:
         found = self._through_readout(builder, step)
         seeds = {s: _sum(found.get(s), mu) for s, mu in carried.items()}
         leaf_names = [leaf.name for leaf in scan.operator.leaves]
-        leaves = pull_back(builder, scan.operator.apply, step.apply, seeds, leaf_names)
-        leaves = {name: self._narrow(builder, value, name) for name, value in leaves.items()}
+        through = pull_back(builder, scan.operator.apply, step.apply, seeds, [*leaf_names, *carried])
+        leaves = {n: self._narrow(builder, through[n], n) for n in leaf_names if n in through}
         inputs = pull_back(builder, scan.element, step.element, leaves, self.wanted)
         zero = builder.const(0.0, "float")
-        return tidy(
-            builder.finish({g: _sum(found.get(n), inputs.get(n), zero) for n, g in gradients.items()})
-        )
+        outputs = {g: _sum(found.get(n), inputs.get(n), zero) for n, g in gradients.items()}
+        after = {next_state(self.mu[s]): _sum(through.get(s), found.get(before(s)), zero) for s in carried}
+        return builder.finish(outputs | after)
+
+    def _part(self, whole: Program, names: list[str]) -> Program:
+        return tidy(replace(whole, outputs=tuple((n, v) for n, v in whole.outputs if n in names)))
+
+    def _ordered(
+        self, whole: Program, gradients: dict[str, str], needed: list[State], read: set[str]
+    ) -> Program:
+        """The whole step with the inputs and states that are left, shaped as `step_program` shapes one."""
+        mus = [self.mu[s.name] for s in needed]
+        part = self._part(whole, [*map(next_state, mus), *gradients.values()])
+        inputs = tuple(v for v in part.inputs if v.name in {*read, *map(before, mus)})
+        return check_program(replace(part, name=f"{self.scan.name}.adjoint.step", inputs=inputs))
 
     def _narrow(self, builder: Builder, cotangent: Value, leaf: str) -> Value:
         """A leaf that lacks axes of the state is broadcast by apply: its cotangent is a sum over them."""

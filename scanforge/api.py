@@ -8,17 +8,16 @@ from typing import Any
 import torch
 
 from scanforge import op
+from scanforge.backend import choose, lowering_of
 from scanforge.call import Bound, bind, initial_states
 from scanforge.declare import Declaration, Operator, declaration
-from scanforge.errors import ArgumentError, BackendError
+from scanforge.errors import ArgumentError
 from scanforge.ir.scan import Scan
 from scanforge.launch import Options, state_dtypes
 from scanforge.pipeline import front
-from scanforge.plan import check_lowering
 from scanforge.trace import Signature, Traced, prefix_scan
 
 Tensor = torch.Tensor
-BACKENDS = ("reference", "triton")
 
 
 def scan(
@@ -57,9 +56,8 @@ def scan(
     """
     declared = declaration(operator)
     bound = bind(declared, tensors, dim)
-    check_backend(backend)
     traced = _traced(operator, declared, bound, initial_state)
-    states, finals = _run(declared, bound, traced, tensors, initial_state, reverse, lowering)
+    states, finals = _run(declared, bound, traced, tensors, initial_state, reverse, backend, lowering)
     if return_final_state:
         return _one_or_tuple(states), _one_or_tuple(finals)
     return _one_or_tuple(states)
@@ -86,9 +84,8 @@ def prefixes(
     """
     declared = declaration(operator)
     bound = bind(declared, tensors, dim)
-    check_backend(backend)
     traced = prefix_scan(_traced(operator, declared, bound, None))
-    leaves, _ = _run(declared, bound, traced, tensors, None, reverse, lowering)
+    leaves, _ = _run(declared, bound, traced, tensors, None, reverse, backend, lowering)
     return namedtuple(f"{declared.name}Prefixes", declared.leaf_names())(*leaves)
 
 
@@ -110,10 +107,12 @@ def _run(
     tensors: dict[str, Tensor],
     initial_state: Any,
     reverse: bool,
+    backend: str | None,
     lowering: str | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     inputs = _real_inputs(traced, tensors)
-    options = Options(_flag("reverse", reverse), check_lowering(lowering), bound.dtype)
+    chosen = choose(backend, bound.device)
+    options = Options(_flag("reverse", reverse), lowering_of(lowering, chosen), bound.dtype, chosen)
     initial = _real_initial(declared, bound, traced, inputs, initial_state)
     outputs, finals = op.apply(traced.text, inputs, initial, options)
     return _grouped(traced, outputs), _grouped(traced, finals)
@@ -173,13 +172,3 @@ def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ArgumentError(f"{name}={value!r} is a {type(value).__name__}, expected True or False.")
     return value
-
-
-def check_backend(backend: str | None) -> None:
-    """Refuse an unknown backend, and one that cannot run here."""
-    if backend is not None and backend not in BACKENDS:
-        raise ArgumentError(
-            f"backend={backend!r} is no backend: write 'reference', 'triton' or None (by device)."
-        )
-    if backend == "triton":
-        raise BackendError("This version of scanforge has no Triton kernels yet: write backend='reference'.")

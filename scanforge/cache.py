@@ -1,11 +1,20 @@
-"""Text -> module: generated code is compiled once, and its lines show in tracebacks."""
+"""Text -> module: generated code is compiled once, and its lines show in tracebacks.
+
+Triton reads a kernel's text back from its file, so a kernel's module is a file in a folder of the user's own.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
+import os
+import tempfile
 from functools import lru_cache
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
+
+from scanforge.errors import BackendError
 
 
 @lru_cache(maxsize=1024)
@@ -16,3 +25,33 @@ def load_module(source: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {"__name__": name}
     exec(compile(source, name, "exec"), namespace)
     return namespace
+
+
+def folder() -> Path:
+    """Where kernels' modules lie: SCANFORGE_CACHE, or a folder in the user's cache; private to its owner."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(os.environ.get("SCANFORGE_CACHE") or Path(home) / "scanforge")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    owner = path.lstat()
+    if path.is_symlink() or owner.st_uid != os.getuid() or owner.st_mode & 0o077:
+        raise BackendError(
+            f"The cache folder {path} is not private to this user, and it holds code that runs: "
+            f"write chmod 700 {path}, or name another folder in SCANFORGE_CACHE."
+        )
+    return path
+
+
+@lru_cache(maxsize=1024)
+def load_kernel_module(source: str) -> Any:
+    """The module of a kernel's text, in a file named after its content and compared with it before use."""
+    name = f"scanforge_{sha256(source.encode()).hexdigest()[:24]}"
+    path = folder() / f"{name}.py"
+    if not path.exists() or path.read_text(encoding="utf-8") != source:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            file.write(source)
+        Path(file.name).replace(path)  # at once, whoever else writes the same
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

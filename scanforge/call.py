@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from scanforge import dtypes
-from scanforge.declare import OPTIONS, Declaration
+from scanforge.declare import Declaration, StateField
 from scanforge.errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from scanforge.fields import OPTIONS
 from scanforge.ir.scan import BATCH, TIME, Leaf
 
 Tensor = torch.Tensor
@@ -79,10 +80,12 @@ def _check_names(declared: Declaration, tensors: Mapping[str, Any]) -> None:
     wanted = declared.leaf_names()
     missing, unknown = [n for n in wanted if n not in tensors], [n for n in tensors if n not in wanted]
     if unknown:
+        later = [n for n in unknown if n in OPTIONS]
+        what = "option" if later else "element"
         raise ArgumentError(
-            f"{declared.name} has no element {', '.join(map(repr, unknown))}: its elements are "
-            f"{', '.join(wanted)}, "
-            f"and the options are {', '.join(OPTIONS[:4])}, backend, lowering. Write {_call(declared)}."
+            f"{declared.name} is called with {', '.join(unknown)}, and there is no such {what}"
+            f"{' in this version' if later else ''}: its elements are {', '.join(wanted)}, and the options "
+            f"are {', '.join(OPTIONS[:4])}, backend, lowering. Write {_call(declared)}."
         )
     if missing:
         raise ArgumentError(
@@ -91,24 +94,39 @@ def _check_names(declared: Declaration, tensors: Mapping[str, Any]) -> None:
 
 
 def _check_tensor(declared: Declaration, leaf: Leaf, tensor: Any) -> None:
-    name = f"{declared.name}.{leaf.name}"
+    where, name = f"{declared.name}.{leaf.name}", leaf.name
     if not isinstance(tensor, Tensor):
         raise ArgumentError(
-            f"{name} got a {type(tensor).__name__}, and wants a torch.Tensor of shape (batch, time, ...): "
-            f"write {leaf.name}=torch.as_tensor(...)."
+            f"{where} got {_a(tensor)}, expected a torch.Tensor of shape (batch, time, ...): write "
+            f"{name}=torch.as_tensor(...)."
         )
     if tensor.dtype not in dtypes.ACCEPTED[leaf.kind]:
-        accepted = ", ".join(dtypes.name(d) for d in dtypes.ACCEPTED[leaf.kind])
-        convert = {"float": ".float()", "int": ".long()", "bool": " != 0"}[leaf.kind]
         raise DTypeError(
-            f"{name} is of kind {leaf.kind} and got dtype {dtypes.name(tensor.dtype)}, expected "
-            f"one of {accepted}: "
-            f"write {leaf.name}={leaf.name}{convert}, or declare {leaf.name} with another kind."
+            f"{where} is of kind {leaf.kind} and got dtype {dtypes.name(tensor.dtype)}, expected "
+            f"{_accepted(leaf.kind)}: write {name}={name}{_CONVERT[leaf.kind]}, or declare {name} with "
+            "another kind."
         )
+    _check_dense(where, name, tensor)
+
+
+def _check_dense(where: str, name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided:
         raise ArgumentError(
-            f"{name} has layout {tensor.layout}, expected a dense tensor: write {leaf.name}.to_dense()."
+            f"{where} has layout {tensor.layout}, expected a dense tensor: write {name}.to_dense()."
         )
+
+
+_CONVERT = {"float": ".float()", "int": ".long()", "bool": " != 0"}
+
+
+def _accepted(kind: str) -> str:
+    """The dtypes of a kind, for people."""
+    names = [dtypes.name(d) for d in dtypes.ACCEPTED[kind]]
+    return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
+
+
+def _a(value: object) -> str:
+    return "nothing (None)" if value is None else f"an object of type {type(value).__name__}"
 
 
 def _rank(declared: Declaration, tensors: Mapping[str, Tensor], dim: int) -> tuple[int, int]:
@@ -123,18 +141,19 @@ def _rank(declared: Declaration, tensors: Mapping[str, Tensor], dim: int) -> tup
     if low is not None:
         ones = ", ".join(["1"] * (rank - ranks[low]))
         raise ShapeError(
-            f"{declared.name}.{low} has rank {ranks[low]} and another element rank {rank}: all "
-            "leaves have the same "
-            f"rank, with size 1 where one is shared. Write {low}.view({ones}, *{low}.shape) or the like."
+            f"{declared.name}.{low} has rank {ranks[low]} and another element rank {rank}: all elements have "
+            "the same rank, with size 1 where one is shared. "
+            f"Write {low}.view({ones}, *{low}.shape) or the like."
         )
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise ArgumentError(
-            f"dim={dim!r} is a {type(dim).__name__}, expected an int: the number of the time dimension."
+            f"{declared.name}: dim={dim!r} is {_a(dim)}, expected an int: write the number of the time "
+            f"dimension, {-rank} to {rank - 1}."
         )
     if not -rank <= dim < rank:
         raise ShapeError(
-            f"{declared.name}: dim={dim} is out of range for tensors of rank {rank}: write {-rank} "
-            f"to {rank - 1}."
+            f"{declared.name}: dim={dim} is out of range for tensors of rank {rank}: write "
+            f"{-rank} to {rank - 1}."
         )
     return rank, dim % rank
 
@@ -147,9 +166,9 @@ def _broadcast(declared: Declaration, tensors: Mapping[str, Tensor], rank: int) 
         if len(sizes) > 1:
             shapes = ", ".join(f"{n} {tuple(tensors[n].shape)}" for n in names)
             raise ShapeError(
-                f"{declared.name}: the leaves do not broadcast in dimension {d}, where sizes "
-                f"{sorted(sizes)} meet: "
-                f"{shapes}. Give them equal sizes there, or size 1 for one that is shared."
+                f"{declared.name}: the elements do not broadcast in dimension {d}, where sizes "
+                f"{sorted(sizes)} meet: {shapes}. Give them equal sizes there, or size 1 for one that is "
+                "shared."
             )
         whole.append(sizes.pop() if sizes else 1)
     return tuple(whole)
@@ -162,7 +181,7 @@ def _device(declared: Declaration, tensors: Mapping[str, Tensor]) -> torch.devic
         shown = ", ".join(f"{n} on {d}" for n, d in found.items())
         raise DeviceError(
             f"{declared.name} got tensors on several devices: {shown}. Move them to one: write "
-            f"x.to({str(device)!r})."
+            f"{declared.leaf_names()[-1]}.to({str(device)!r})."
         )
     return device
 
@@ -173,36 +192,44 @@ def initial_states(
     """One tensor per state, broadcast to the lanes, or None for each where none was given."""
     if given is None:
         return [None] * len(declared.states)
-    several = len(declared.states) > 1
     values = list(given) if isinstance(given, tuple | list) else [given]
     if len(values) != len(declared.states):
         names = ", ".join(s.name for s in declared.states)
-        write = "a tuple of tensors" if several else "one tensor"
+        write = f"({names})" if len(declared.states) > 1 else names
         raise ArgumentError(
-            f"{declared.name}: initial_state has {len(values)} tensor(s) for the state(s) {names}: "
-            f"write {write}."
+            f"{declared.name}: initial_state has {len(values)} tensor(s), expected one for each state "
+            f"({names}): write initial_state={write}."
         )
     made: list[Tensor | None] = []
     for state, value, is_complex in zip(declared.states, values, complex_states, strict=True):
-        where = f"{declared.name}: initial_state of {state.name}"
-        if not isinstance(value, Tensor):
-            raise ArgumentError(
-                f"{where} is a {type(value).__name__}, expected a torch.Tensor of shape {bound.lanes}."
-            )
-        if value.dtype not in dtypes.ACCEPTED[state.kind] or (value.is_complex() and not is_complex):
-            raise DTypeError(f"{where} has dtype {dtypes.name(value.dtype)}, expected a {state.kind} dtype.")
-        if value.device != bound.device:
-            raise DeviceError(
-                f"{where} is on {value.device}, and the elements are on {bound.device}: move it there."
-            )
-        fits = value.ndim <= len(bound.lanes) and all(
-            a in (1, b) for a, b in zip(reversed(value.shape), reversed(bound.lanes), strict=False)
-        )
-        if not fits:
-            raise ShapeError(
-                f"{where} has shape {tuple(value.shape)}, expected {bound.lanes} (the elements' "
-                "shape without time) "
-                "or one that broadcasts to it."
-            )
+        _check_initial(f"{declared.name}: initial_state of {state.name}", state, value, bound, is_complex)
         made.append(value)
     return made
+
+
+def _check_initial(where: str, state: StateField, value: Any, bound: Bound, is_complex: bool) -> None:
+    name = state.name
+    if not isinstance(value, Tensor):
+        raise ArgumentError(
+            f"{where} is {_a(value)}, expected a torch.Tensor of shape {bound.lanes}: write "
+            f"torch.full({bound.lanes}, ...) for {name}."
+        )
+    if value.dtype not in dtypes.ACCEPTED[state.kind] or (value.is_complex() and not is_complex):
+        raise DTypeError(
+            f"{where} has dtype {dtypes.name(value.dtype)}, and the state is of kind {state.kind}, expected "
+            f"{_accepted(state.kind)}: write {name}{_CONVERT[state.kind]}."
+        )
+    _check_dense(where, name, value)
+    if value.device != bound.device:
+        raise DeviceError(
+            f"{where} is on {value.device}, and the elements are on {bound.device}: write "
+            f"{name}.to({str(bound.device)!r})."
+        )
+    fits = value.ndim <= len(bound.lanes) and all(
+        a in (1, b) for a, b in zip(reversed(value.shape), reversed(bound.lanes), strict=False)
+    )
+    if not fits:
+        raise ShapeError(
+            f"{where} has shape {tuple(value.shape)}, expected {bound.lanes} (the elements' shape without "
+            "time): give it that shape, or size 1 where one is shared."
+        )

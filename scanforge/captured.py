@@ -1,21 +1,31 @@
 """What a class's methods can read besides their arguments: the part of the trace's key that can change.
 
 A number in a closure, a global or a class attribute is read while a method is traced. Its value
-belongs to the key, so that the next call sees a changed number. What cannot be compared makes the
-class opaque: it is then traced anew at every call.
+belongs to the key, so that the next call sees a changed number. Every function that the methods can
+reach is walked, and every object that is met is asked for every name that any of them mentions; none
+of the user's code runs. What cannot be compared makes the class opaque: it is then traced anew at
+every call.
 """
 
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 from collections.abc import Hashable, Iterator
+from functools import lru_cache
 from typing import Any
 
-from scanforge.declare import METHODS, Field
+from scanforge.fields import METHODS, Field
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
-_PLAIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_CONSTANT = frozenset({"numpy.ufunc", "torch.dtype", "torch.device", "collections._tuplegetter"})
+_NAMESPACES = frozenset({"types.SimpleNamespace", "argparse.Namespace"})
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "scanforge", "torch", "numpy"})
+_COMPUTED = frozenset({"eval", "exec", "getattr", "globals", "vars", "__dict__", "attrgetter"})
+_NOT_CALLED = frozenset({"__repr__", "__str__", "__reduce__", "__hash__", "__del__", "__replace__"})
+LIMIT = 500  # of objects: beyond, tracing is quicker than looking
 
 
 class Opaque(Exception):
@@ -24,97 +34,176 @@ class Opaque(Exception):
 
 def fingerprint(cls: type) -> tuple[Hashable, ...] | None:
     """A hashable picture of all that the methods can read; None when there is no such picture."""
+    reader = _Reader()
     try:
-        return tuple(_Reader(cls).class_methods())
-    except Opaque:
+        reader.visit(cls)
+        reader.mention(METHODS)
+    except (Opaque, RecursionError):
         return None
+    return tuple(reader.found)
 
 
 class _Reader:
-    def __init__(self, cls: type) -> None:
-        self.cls = cls
-        self.seen: set[int] = set()
+    def __init__(self) -> None:
+        self.found: list[Hashable] = []
+        self.met: dict[int, int] = {}
+        self.alive: list[Any] = []  # so that no id is used twice
+        self.owners: list[Any] = []
+        self.names: dict[str, None] = {}
 
-    def class_methods(self) -> Iterator[Hashable]:
-        for name in METHODS:
-            method = getattr(self.cls, name, None)
-            if method is not None:
-                yield from self.value(method, frozenset())
+    def own(self, owner: Any) -> None:
+        """Ask the owner for every name known so far, and for those to come."""
+        self.owners.append(owner)
+        for name in list(self.names):
+            self.attribute(owner, name)
 
-    def value(self, value: Any, names: frozenset[str]) -> Iterator[Hashable]:
+    def mention(self, names: tuple[str, ...]) -> None:
+        """Ask every owner for the names that are new."""
+        for name in names:
+            if name in _COMPUTED:
+                raise Opaque
+            if name not in self.names:
+                self.names[name] = None
+                for owner in list(self.owners):
+                    self.attribute(owner, name)
+
+    def attribute(self, owner: Any, name: str) -> None:
+        """What the owner holds by this name, in itself and, since super() may be called, in every base."""
+        bases = owner.__mro__[:-1] if isinstance(owner, type) else (owner,)
+        for held in (getattr(base, "__dict__", {}) for base in bases):
+            if name in held:
+                self.found.append(name)
+                self.visit(held[name])
+
+    def visit(self, value: Any) -> None:
+        """Add what this value is to the picture."""
         if isinstance(value, _ATOMS):
-            yield type(value).__name__, repr(value)
+            self.found.append((type(value), repr(value)))
             return
-        if id(value) in self.seen or isinstance(value, (Field, *_PLAIN)):
+        if id(value) in self.met:
+            self.found.append(("again", self.met[id(value)]))
             return
-        self.seen.add(id(value))
-        if isinstance(value, types.MethodType):
-            yield from self.value(value.__self__, names)
-            yield from self.value(value.__func__, names)
-        elif isinstance(value, types.FunctionType):
-            yield from self.function(value)
-        elif isinstance(value, tuple | list):
-            yield len(value)
-            for item in value:
-                yield from self.value(item, names)
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                yield repr(key)
-                yield from self.value(item, names)
-        elif isinstance(value, types.ModuleType | type):
-            yield from self.attributes(value, names)
-        elif (
-            hasattr(value, "__dict__")
-            and type(value).__module__ != "builtins"
-            and not hasattr(value, "shape")
-        ):
-            yield from self.attributes(value, names)
-            yield from self.attributes(type(value), names)
-        else:
+        self.met[id(value)] = len(self.met)
+        self.alive.append(value)
+        if len(self.alive) > LIMIT:
             raise Opaque
+        if isinstance(value, types.FunctionType):
+            self.function(value)
+        elif isinstance(value, _C_FUNCTIONS):
+            self.c_function(value)
+        elif isinstance(value, types.MethodType):
+            self.all([value.__self__, value.__func__])
+        elif isinstance(value, staticmethod | classmethod):
+            self.visit(value.__func__)
+        elif isinstance(value, property):
+            self.visit(value.fget)
+        elif isinstance(value, types.ModuleType):
+            self.found.append(value.__name__)
+            self.own(value)
+            self.visit(vars(value).get("__getattr__"))
+        elif isinstance(value, type):
+            self.type(value)
+        elif not isinstance(value, Field):
+            self.object(value)
 
-    def function(self, function: types.FunctionType) -> Iterator[Hashable]:
-        if function.__module__.startswith("scanforge.") and not function.__module__.startswith(
-            "scanforge.operators"
-        ):
+    def all(self, values: Any) -> None:
+        """Each of them, and how many."""
+        items = list(values)
+        self.found.append(len(items))
+        for item in items:
+            self.visit(item)
+
+    def function(self, function: types.FunctionType) -> None:
+        """Its code, cells, defaults, globals and attributes; of a library's, that it is this one."""
+        if _is_library(function):
+            self.found.append(function)
             return
-        yield function.__code__
-        names = frozenset(_names(function.__code__))
-        for cell in function.__closure__ or ():
-            if cell is not None and not _empty(cell):
-                yield from self.value(cell.cell_contents, names)
-        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            yield from self.value(default, names)
-        for name in sorted(names):
+        self.found.append(function.__code__)
+        names = _names(function.__code__)
+        cells = [c for c in function.__closure__ or () if not _is_empty(c)]
+        self.all(c.cell_contents for c in cells)
+        self.all([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()])
+        for name in names:
             if name in function.__globals__:
-                yield name
-                yield from self.value(function.__globals__[name], names)
-            elif name not in vars(builtins):
-                yield from self.attribute(self.cls, name, names)
+                self.found.append(name)
+                self.visit(function.__globals__[name])
+            elif name in sys.modules and not hasattr(builtins, name):  # imported inside the function
+                self.visit(sys.modules[name])
+        if function.__dict__:
+            self.own(function)
+        self.mention(names)
 
-    def attributes(self, owner: Any, names: frozenset[str]) -> Iterator[Hashable]:
-        if isinstance(owner, types.ModuleType) and owner.__name__.split(".")[0] in {"scanforge", "math"}:
+    def c_function(self, function: Any) -> None:
+        owner = getattr(function, "__self__", None)
+        if owner is None or isinstance(owner, types.ModuleType | type):
+            self.found.append(function)
+        else:
+            self.found.append(function.__name__)
+            self.visit(owner)
+
+    def type(self, cls: type) -> None:
+        """A class: that it is this one, its special methods, and what is asked of it by name."""
+        self.found.append(cls)
+        if _is_library(cls):
             return
-        for name in sorted(names):
-            yield from self.attribute(owner, name, names)
+        self.own(cls)
+        for base in cls.__mro__[:-1]:
+            for name, held in list(vars(base).items()):
+                special = name.startswith("__") and isinstance(held, types.FunctionType)
+                if special and name not in _NOT_CALLED:
+                    self.visit(held)
 
-    def attribute(self, owner: Any, name: str, names: frozenset[str]) -> Iterator[Hashable]:
-        held = getattr(owner, name, self)
-        if held is not self:
-            yield name
-            yield from self.value(held, names)
+    def object(self, value: Any) -> None:
+        """An instance. Containers are read whole, plain objects by name; what hides its state is opaque."""
+        cls = type(value)
+        place = f"{cls.__module__}.{cls.__qualname__}"
+        if place in _CONSTANT:
+            self.found.append(str(value))
+            return
+        if isinstance(value, tuple | list):
+            self.all(value)
+        elif isinstance(value, dict):
+            self.all([*value, *value.values()])
+        elif place in _NAMESPACES:
+            self.found.append(place)
+            self.own(value)
+            return
+        elif _is_library(cls) or not _is_readable(cls):
+            raise Opaque
+        if cls not in {tuple, list, dict}:
+            self.found.append(id(value))
+            self.own(value)
+            self.visit(cls)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def _is_library(owner: Any) -> bool:
+    """Whether a function or class is of Python, torch, NumPy or scanforge, but for the shipped operators."""
+    module = owner.__module__ or ""
+    return module.split(".")[0] in _LIBRARIES and not module.startswith("scanforge.operators")
+
+
+def _is_readable(cls: type) -> bool:
+    """Whether instances keep all they hold in their `__dict__`."""
+    hiding = ("__slots__", "__getattr__", "__getattribute__", "__new__")
+    return not any(name in vars(base) for base in cls.__mro__[:-1] for name in hiding)
+
+
+@lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """The globals and attributes that a function mentions, those of the functions inside it included."""
+    return tuple(dict.fromkeys(_walk(code)))
+
+
+def _walk(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from _walk(constant)
 
 
-def _empty(cell: types.CellType) -> bool:
+def _is_empty(cell: types.CellType) -> bool:
     try:
-        cell.cell_contents  # noqa: B018
+        cell.cell_contents  # noqa: B018 - asking is the only way to know
     except ValueError:
         return True
     return False

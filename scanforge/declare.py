@@ -2,82 +2,18 @@
 
 from __future__ import annotations
 
-import numbers
+import inspect
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Self, overload
+from typing import Any, ClassVar, NoReturn
 
 from scanforge.errors import DeclarationError, TraceError
+from scanforge.fields import Element, Field, State, check_field
 from scanforge.ir.complex import is_value
 from scanforge.ir.program import Number
 from scanforge.ir.scan import Leaf
-from scanforge.ir.typing import KINDS
+from scanforge.ir.unknown import NoAttribute, location
 
-OPTIONS = (
-    "dim", "reverse", "initial_state", "return_final_state", "reset", "cu_seqlens", "lengths", "mask",
-    "backend", "lowering", "tune", "memory", "inplace", "dtype",
-)  # fmt: skip
-METHODS = ("combine", "apply", "element", "readout")
-DOMAINS = ("any", "positive", "nonnegative", "unit")
 _CASTS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
-
-
-class Field:
-    """A named, typed part of a declaration. On an instance it is the value of this name."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.names: list[str] = []
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.names.append(name)
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> Any: ...
-    def __get__(self, instance: object | None, owner: type) -> Any:
-        if instance is None:
-            return self
-        return _field_value(instance, self.names[0])
-
-    def __set__(self, instance: object, value: object) -> NoReturn:
-        owner = type(instance).__name__
-        raise TraceError(
-            f"{owner}.{self.names[0]} is assigned, and an element never changes. "
-            f"Return a new one: {owner}({self.names[0]}=..., ...)."
-        )
-
-
-class Element(Field):
-    """A leaf of the element, one tensor of the call.
-
-    `identity` is the leaf's value in the element that leaves every state as it is. `kind` is "float"
-    (complex tensors too), "int" or "bool". `domain` ("positive", "nonnegative", "unit") restricts the
-    samples of the law check.
-
-    Example:
-        >>> import scanforge as sf
-        >>> decay = sf.Element(identity=1.0, domain="unit")
-    """
-
-    def __init__(
-        self, *, identity: Number | None = None, kind: str = "float", domain: str | None = None
-    ) -> None:
-        super().__init__(kind)
-        self.identity, self.domain = identity, domain or "any"
-
-
-class State(Field):
-    """A component of the state. `initial` stands in when no initial state is given.
-
-    Example:
-        >>> import scanforge as sf
-        >>> top = sf.State(initial=float("-inf"))
-    """
-
-    def __init__(self, *, initial: Number = 0, kind: str = "float") -> None:
-        super().__init__(kind)
-        self.initial = initial
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +23,7 @@ class StateField:
     name: str
     kind: str
     initial: Number
+    domain: str = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +67,28 @@ class Operator:
         if declared is not None:
             cls.__scanforge__ = declared
 
-    def __init__(self, **leaves: Any) -> None:
+    def __init__(self, *unnamed: Any, **leaves: Any) -> None:
         declared = declaration(type(self))
         name, wanted = declared.name, declared.leaf_names()
+        arguments = ", ".join(f"{w}=..." for w in wanted)
         for leaf, value in leaves.items():
-            if hasattr(value, "shape") and not is_value(value):
+            if not is_value(value) and hasattr(value, "shape"):
                 raise TraceError(
-                    f"{name}({leaf}=...) got a {type(value).__name__}, and an instance is an "
-                    "element inside combine, "
-                    f"made of traced values. To run the operator write sf.scan({name}, {leaf}=tensor, ...)."
+                    f"{name}({leaf}=...) ({location()}) got a {type(value).__name__}, and an instance is an "
+                    "element inside combine, made of traced values. To run the operator write "
+                    f"sf.scan({name}, {arguments})."
                 )
-        if set(leaves) != set(wanted):
-            missing, unknown = [w for w in wanted if w not in leaves], [k for k in leaves if k not in wanted]
-            parts = [f"without {', '.join(missing)}"] * bool(missing) + [f"with {', '.join(unknown)}"] * bool(
-                unknown
+        if unnamed or set(leaves) != set(wanted):
+            parts = [f"from {len(unnamed)} value(s) without names"] * bool(unnamed)
+            parts += [f"without {', '.join(n for n in wanted if n not in leaves)}"] * (
+                not set(wanted) <= set(leaves)
+            )
+            parts += [f"with {', '.join(n for n in leaves if n not in wanted)}"] * (
+                not set(leaves) <= set(wanted)
             )
             raise TraceError(
-                f"{name} is built {' and '.join(parts)}: its fields are {', '.join(wanted)}. "
-                f"Write {name}({', '.join(f'{w}=...' for w in wanted)})."
+                f"{name} ({location()}) is built {' and '.join(parts)}: its elements are "
+                f"{', '.join(wanted)}. Write {name}({arguments})."
             )
         self.__dict__.update(leaves)
 
@@ -155,9 +96,23 @@ class Operator:
         if name.startswith("__"):
             raise AttributeError(name)
         declared = declaration(type(self))
+        raise NoAttribute(
+            f"{declared.name} ({location()}) has no element {name!r}: its elements are "
+            f"{', '.join(declared.leaf_names())}. Declare it: write `{name} = sf.Element(identity=...)` "
+            "in the class."
+        )
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        owner, wanted = type(self).__name__, declaration(type(self)).leaf_names()
         raise TraceError(
-            f"{declared.name} has no field {name!r}: its elements are {', '.join(declared.leaf_names())}. "
-            f"Declare it: write `{name} = sf.Element(identity=...)` in the class."
+            f"{owner} ({location()}) assigns self.{name}, and an element never changes. Use a local name, "
+            f"or return a new element: {owner}({', '.join(f'{w}=...' for w in wanted)})."
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise TraceError(
+            f"{type(self).__name__} ({location()}) deletes self.{name}, and an element never changes."
+            " Use a local name."
         )
 
     def combine(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,33 +128,29 @@ def declaration(operator: object) -> Declaration:
     """The declaration of an operator class; anything else is refused with the line to write."""
     declared = getattr(operator, "__scanforge__", None)
     if not isinstance(operator, type) or not isinstance(declared, Declaration):
-        shown = operator.__name__ if isinstance(operator, type) else f"a {type(operator).__name__}"
-        hint = " Pass the class itself, not an instance." if isinstance(operator, Operator) else ""
+        shown = f"an instance of {type(operator).__name__}"
+        if isinstance(operator, type):
+            shown = f"the class {operator.__name__}"
+        hint = "Write `class Mine(sf.Operator): ...`."
+        if isinstance(operator, Operator):
+            hint = "Pass the class itself."
         raise DeclarationError(
-            "scanforge wants a class that derives from sf.Operator and declares elements and "
-            f"states, and got {shown}.{hint}"
+            "scanforge wants a class that derives from sf.Operator and declares elements and states, and got "
+            f"{shown}. {hint}"
         )
     return declared
-
-
-def _field_value(instance: object, name: str) -> Any:
-    if name in instance.__dict__:
-        return instance.__dict__[name]
-    raise TraceError(
-        f"{type(instance).__name__} reads self.{name}, which is a state. apply gets the states as arguments: "
-        f"write `def apply(self, {name})` and use `{name}`."
-    )
 
 
 def _declaration(cls: type) -> Declaration | None:
     """The checked declaration of a class, None for a base class that declares nothing yet."""
     fields: dict[str, Field] = {}
     for base in reversed(cls.__mro__):
+        fields = {n: f for n, f in fields.items() if n not in vars(base)}
         fields |= {n: f for n, f in vars(base).items() if isinstance(f, Field)}
     if not fields:
         return None
     for name, field in fields.items():
-        _check_field(cls.__name__, name, field)
+        check_field(cls.__name__, name, field)
     leaves = {n: f for n, f in fields.items() if isinstance(f, Element)}
     states = {n: f for n, f in fields.items() if isinstance(f, State)}
     for what, found, line in (
@@ -210,10 +161,12 @@ def _declaration(cls: type) -> Declaration | None:
     ):
         if not found:
             raise DeclarationError(f"{cls.__name__} declares no {what}: write `{line}` in the class.")
+    _check_method(cls, "combine", ["later"])
+    _check_method(cls, "apply", list(states))
     return Declaration(
         cls.__name__,
         tuple(Leaf(n, f.kind, _CASTS[f.kind](f.identity), f.domain) for n, f in leaves.items()),
-        tuple(StateField(n, f.kind, _CASTS[f.kind](f.initial)) for n, f in states.items()),
+        tuple(StateField(n, f.kind, _CASTS[f.kind](f.initial), f.domain) for n, f in states.items()),
     )
 
 
@@ -222,49 +175,14 @@ def vars_of(cls: type, method: str) -> bool:
     return getattr(cls, method) is not getattr(Operator, method)
 
 
-def _check_field(owner: str, name: str, field: Field) -> None:
-    if len(field.names) > 1:
+def _check_method(cls: type, method: str, arguments: list[str]) -> None:
+    """The method can be called with these arguments."""
+    signature = inspect.signature(getattr(cls, method))
+    try:
+        signature.bind("self", *arguments)
+    except TypeError:
+        wanted = ", ".join(["self", *arguments])
         raise DeclarationError(
-            f"{owner} binds one {type(field).__name__} object to {' and '.join(field.names)}: write one "
-            f"`sf.{type(field).__name__}(...)` for each."
-        )
-    if name in OPTIONS or name in METHODS:
-        what = "an option of sf.scan" if name in OPTIONS else "a method"
-        raise DeclarationError(f"{owner}.{name} has the name of {what}: give the field another name.")
-    if name.startswith(("_", "previous_")):
-        raise DeclarationError(
-            f"{owner}.{name}: a field's name may not start with `_` or `previous_`; rename it."
-        )
-    if field.kind not in KINDS:
-        raise DeclarationError(
-            f"{owner}.{name} has kind {field.kind!r}, and a kind is 'float', 'int' or 'bool' "
-            "(complex is found from the tensors)."
-        )
-    if isinstance(field, Element):
-        if field.domain not in DOMAINS:
-            raise DeclarationError(
-                f"{owner}.{name} has domain {field.domain!r}, and a domain is {_listed(DOMAINS[1:])}."
-            )
-        if field.identity is None:
-            raise DeclarationError(
-                f"{owner}.{name} has no identity: write `{name} = sf.Element(identity=...)` with "
-                "the value that, "
-                "together with the other leaves' identities, leaves every state as it is (1 for a "
-                "factor, 0 for a "
-                "summand, inf for an upper bound). Masked and padded steps are filled with it."
-            )
-    value = field.identity if isinstance(field, Element) else getattr(field, "initial", 0)
-    _check_number(owner, name, field.kind, value)
-
-
-def _check_number(owner: str, name: str, kind: str, value: object) -> None:
-    wanted: Any = {"float": numbers.Real, "int": numbers.Integral, "bool": bool}[kind]
-    if not isinstance(value, wanted) or (kind != "bool" and isinstance(value, bool)):
-        raise DeclarationError(
-            f"{owner}.{name} is of kind {kind} and is given {value!r} ({type(value).__name__}): "
-            f"write a plain {kind}."
-        )
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(repr(n) for n in names[:-1]) + f" or {names[-1]!r}"
+            f"{cls.__name__}.{method} has the arguments {signature}, and is called with ({wanted}): "
+            f"write `def {method}({wanted})`."
+        ) from None

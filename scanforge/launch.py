@@ -23,6 +23,7 @@ class Options:
     reverse: bool
     lowering: str  # empty: the plan's choice
     dtype: torch.dtype  # that floats are computed in
+    backend: str = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def last_run() -> LastRun | None:
 def sizes_of(scan: Scan, tensors: Sequence[Tensor], initial: Sequence[Tensor]) -> dict[str, int]:
     """The size of each axis, read off the inputs and states that have it."""
     sizes: dict[str, int] = {}
-    for state, x0 in zip(scan.states, initial, strict=True):
+    for state, x0 in zip(scan.states, initial, strict=False):
         sizes.update(zip(scan.lanes, x0.shape, strict=True) if state.axes else [])
     for given, tensor in zip(scan.inputs, tensors, strict=True):
         sizes.update({d: tensor.shape[i] for i, d in enumerate(given.dims) if d != "1"})

@@ -224,12 +224,12 @@ def _nan_at_identity(operator: Operator) -> tuple[Broken, float] | None:
     for element in (meaning.identity(), meaning.combine(meaning.identity(), meaning.identity())):
         after = meaning.apply(element, meaning.initial())
         if any(v != v for v in after.values()):
-            sample = {f"identity.{n}": repr(v) for n, v in element.items()}
-            sample |= {n: repr(v) for n, v in meaning.initial().items()}
+            sample = {f"identity.{n}": repr(float(v)) for n, v in element.items()}
+            sample |= {n: repr(float(v)) for n, v in meaning.initial().items()}
             return Broken(
                 sample,
-                {n: repr(v) for n, v in after.items()},
-                {n: repr(v) for n, v in meaning.initial().items()},
+                {n: repr(float(v)) for n, v in after.items()},
+                {n: repr(float(v)) for n, v in meaning.initial().items()},
             ), 0.0
     return None
 

@@ -1,9 +1,9 @@
-"""The torch op: a scan as one node that autograd, the compiler and functorch understand.
+"""A scan in autograd.
 
-In eager mode an autograd.Function stands around the op `scanforge::scan`, whose implementation runs
-the planned code; under the compiler the op itself is called, with the same backward registered.
-The backward of a scan is two scans, the states before each step and the adjoint. When no second
-derivative is wanted, the states are those that the forward pass kept.
+In eager mode an autograd.Function stands around the op `scanforge::scan`; under the compiler the op itself is
+called, with the same backward registered. The backward of a scan is two scans, the states before each step
+and the adjoint, run the other way. When no second derivative is wanted, the reference takes the states that
+the forward pass kept, and a GPU runs both scans in one kernel.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from typing import Any
 import torch
 
 from scanforge import dtypes, pipeline
-from scanforge.ir.scan import TIME, Scan, load
-from scanforge.launch import Options, kept_states, output_dtypes, run, sizes_of, state_dtypes
+from scanforge.adjoint import Adjoint
+from scanforge.ir.scan import Scan, load
+from scanforge.launch import Options, kept_states, output_dtypes
+from scanforge.library import define
 from scanforge.plan import state_outputs
 
 Tensor = torch.Tensor
-SCHEMA = (
-    "scan(str recurrence, Tensor[] inputs, Tensor[] initial, "
-    "bool reverse, str lowering, ScalarType dtype, bool keep) -> Tensor[]"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,7 @@ class Call:
     text: str
     inputs: int
     options: Options
+    keep: bool  # what the backward pass needs
 
 
 def apply(
@@ -41,26 +40,20 @@ def apply(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(outputs, final states) of a recurrence, differentiable."""
     scan = load(text)
-    call = Call(text, len(inputs), options)
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *initial))
-    if not keep or torch.compiler.is_compiling():
-        results = list(_call_op(call, [*inputs, *initial], keep))
+    call = Call(text, len(inputs), options, keep)
+    if torch.compiler.is_compiling():
+        results = _call_op(call, [*inputs, *initial])
     else:
         results = list(_ScanFunction.apply(call, *inputs, *initial))  # type: ignore[no-untyped-call]
     n, k = len(scan.outputs), len(scan.states)
     return results[:n], results[n : n + k]
 
 
-def _call_op(call: Call, tensors: Sequence[Tensor], keep: bool) -> list[Tensor]:
-    o = call.options
+def _call_op(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
+    o, n = call.options, call.inputs
     results: list[Tensor] = library().scan(
-        call.text,
-        list(tensors[: call.inputs]),
-        list(tensors[call.inputs :]),
-        o.reverse,
-        o.lowering,
-        o.dtype,
-        keep,
+        call.text, list(tensors[:n]), list(tensors[n:]), o.reverse, o.lowering, o.backend, o.dtype, call.keep
     )
     return results
 
@@ -68,7 +61,8 @@ def _call_op(call: Call, tensors: Sequence[Tensor], keep: bool) -> list[Tensor]:
 class _ScanFunction(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_call_op(call, tensors, keep=True))
+        with torch._C._AutoDispatchBelowAutograd():  # the op's own views are no views of the caller's
+            return tuple(_call_op(call, tensors))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -85,44 +79,74 @@ class _ScanFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-        gradients = _gradients(
-            ctx.call, list(ctx.saved_tensors), list(cotangents), list(ctx.needs_input_grad[1:])
-        )
-        return (None, *gradients)
+        needs = list(ctx.needs_input_grad[1:])
+        return (None, *_gradients(ctx.call, list(ctx.saved_tensors), list(cotangents), needs))
 
 
 def _gradients(
     call: Call, saved: list[Tensor], cotangents: list[Tensor | None], needs: list[bool]
 ) -> list[Tensor | None]:
-    """The gradients of inputs and initial states, through the adjoint scan run the other way."""
+    """The gradients of inputs and initial states."""
     scan = load(call.text)
     n, k = call.inputs, len(scan.states)
     inputs, initial, results = saved[:n], saved[n : n + k], saved[n + k :]
-    seeds = dict(zip((o.name for o in scan.outputs), cotangents, strict=False))
-    finals = dict(zip((s.name for s in scan.states), cotangents[len(scan.outputs) :], strict=False))
-    wanted = frozenset(i.name for i, need in zip(scan.inputs, needs, strict=False) if need)
-    present = frozenset(name for name, g in seeds.items() if g is not None)
-    names = tuple(dtypes.name(t.dtype) for t in inputs)
-    text, derived = pipeline.backward(call.text, wanted, present, any(needs[n:]), names)
-    given: dict[str, Tensor] = dict(zip((i.name for i in scan.inputs), inputs, strict=True))
-    if derived.states_before:
-        states = _states_before(call, scan, inputs, initial, results)
-        given |= {name: states[state] for state, name in derived.states_before}
-    given |= {name: g for output, name in derived.cotangents if (g := seeds[output]) is not None}
-    order = {mu: state for state, mu in derived.initial}
-    start = [_seed(finals.get(order[s.name]), initial, scan, order[s.name]) for s in derived.scan.states]
-    options = replace(call.options, reverse=not call.options.reverse)
-    outputs, ends = apply(text, [given[i.name] for i in derived.scan.inputs], start, options)
-    found = dict(zip((i for i, _ in derived.gradients), outputs, strict=True))
-    mu = dict(zip((order[s.name] for s in derived.scan.states), ends, strict=True))
-    by_input = [found.get(i.name) for i in scan.inputs]
+    of_output = dict(zip((o.name for o in scan.outputs), cotangents, strict=False))
+    of_state = dict(zip((s.name for s in scan.states), cotangents[len(scan.outputs) :], strict=False))
+    wanted = pipeline.Wanted(
+        frozenset(i.name for i, need in zip(scan.inputs, needs, strict=False) if need),
+        frozenset(name for name, g in of_output.items() if g is not None),
+        any(needs[n:]),
+    )
+    text, derived = pipeline.backward(call.text, wanted, tuple(dtypes.name(t.dtype) for t in inputs))
+    order = [state for state, _ in derived.initial]  # as the adjoint's states stand
+    start = {s.name: x0 for s, x0 in zip(scan.states, initial, strict=True)}
+    seeds = [_seed(of_state.get(state), start[state]) for state in order]
+    seen = {name: g for output, name in derived.cotangents if (g := of_output[output]) is not None}
+    if call.options.backend == "triton" and not torch.is_grad_enabled():
+        gradients, ends = _one_kernel(
+            call, wanted, derived, inputs, results[len(scan.outputs) :], seen, seeds
+        )
+    else:
+        given = dict(zip((i.name for i in scan.inputs), inputs, strict=True)) | seen
+        if derived.states_before:
+            states = _states_before(call, scan, inputs, initial, results)
+            given |= {name: states[state] for state, name in derived.states_before}
+        options = replace(call.options, reverse=not call.options.reverse)
+        gradients, ends = apply(text, [given[i.name] for i in derived.scan.inputs], seeds, options)
+    found = dict(zip((i for i, _ in derived.gradients), gradients, strict=True))
+    mu = dict(zip(order, ends, strict=True))
     by_state = [mu.get(s.name) if need else None for s, need in zip(scan.states, needs[n:], strict=True)]
-    return [*by_input, *by_state]
+    return [*(found.get(i.name) for i in scan.inputs), *by_state]
 
 
-def _seed(cotangent: Tensor | None, initial: Sequence[Tensor], scan: Scan, state: str) -> Tensor:
+def _one_kernel(
+    call: Call,
+    wanted: pipeline.Wanted,
+    derived: Adjoint,
+    inputs: list[Tensor],
+    kept: list[Tensor],
+    seen: dict[str, Tensor],
+    seeds: list[Tensor],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The states and the adjoint in one kernel, from what the forward kernel kept."""
+    results = library().scan_backward(
+        call.text,
+        " ".join(sorted(wanted.inputs)),
+        " ".join(sorted(wanted.present)),
+        wanted.initial,
+        inputs,
+        kept,
+        [seen[name] for _, name in derived.cotangents],
+        seeds,
+        call.options.reverse,
+        call.options.dtype,
+    )
+    n = len(derived.gradients)
+    return results[:n], results[n:]
+
+
+def _seed(cotangent: Tensor | None, x0: Tensor) -> Tensor:
     """The adjoint's initial state: the final state's cotangent."""
-    x0 = initial[[s.name for s in scan.states].index(state)]
     return torch.zeros_like(x0) if cotangent is None else cotangent.to(x0.dtype)
 
 
@@ -151,76 +175,24 @@ def _in_scan_order(scan: Scan, tensor: Tensor, output: str) -> Tensor:
     return tensor.permute([dims.index(a) for a in scan.axes])
 
 
-def _run(
-    recurrence: str,
-    inputs: list[Tensor],
-    initial: list[Tensor],
-    reverse: bool,
-    lowering: str,
-    dtype: torch.dtype,
-    keep: bool,
-) -> list[Tensor]:
-    result = run(recurrence, inputs, initial, Options(reverse, lowering, dtype), keep)
-    return [*result.outputs, *result.finals, *result.kept]
-
-
-def _fake(
-    recurrence: str,
-    inputs: list[Tensor],
-    initial: list[Tensor],
-    reverse: bool,
-    lowering: str,
-    dtype: torch.dtype,
-    keep: bool,
-) -> list[Tensor]:
-    """Shapes and dtypes alone."""
-    scan = load(recurrence)
-    sizes = sizes_of(scan, inputs, initial)
-    found = output_dtypes(scan, inputs, dtype)
-    shown = [
-        inputs[0].new_empty([1 if d == "1" else sizes[d] for d in o.dims], dtype=d_out)
-        for o, d_out in zip(scan.outputs, found, strict=True)
-    ]
-    carried = dict(
-        zip(
-            (s.name for s in scan.states),
-            zip(initial, state_dtypes(scan, inputs, dtype), strict=True),
-            strict=True,
-        )
-    )
-    finals = [x0.new_empty(x0.shape, dtype=d) for x0, d in carried.values()]
-    names = kept_states(scan, found, dtype) if keep else []
-    kept = [carried[n][0].new_empty((sizes[TIME], *carried[n][0].shape), dtype=carried[n][1]) for n in names]
-    return [*shown, *finals, *kept]
+@cache
+def library() -> Any:
+    """The ops, the scan with its backward registered for the compiler."""
+    ops = define()
+    torch.library.register_autograd("scanforge::scan", _backward_op, setup_context=_setup_op)
+    return ops
 
 
 def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    text, tensors, initial, reverse, lowering, dtype, keep = inputs
+    text, tensors, initial, reverse, lowering, backend, dtype, keep = inputs
     scan = load(text)
-    ctx.call = Call(text, len(tensors), Options(reverse, lowering, dtype))
+    n, shown = len(scan.outputs), len(scan.outputs) + len(scan.states)
+    ctx.call = Call(text, len(tensors), Options(reverse, lowering, dtype, backend), keep)
     ctx.needs = [t.requires_grad for t in (*tensors, *initial)]
-    ctx.kept = keep
-    ctx.save_for_backward(
-        *tensors, *initial, *output[: len(scan.outputs)], *output[len(scan.outputs) + len(scan.states) :]
-    )
+    ctx.save_for_backward(*tensors, *initial, *output[:n], *output[shown:])
 
 
 def _backward_op(ctx: Any, cotangents: list[Tensor | None]) -> tuple[Any, ...]:
     gradients = _gradients(ctx.call, list(ctx.saved_tensors), cotangents, ctx.needs)
     n = ctx.call.inputs
-    return None, gradients[:n], gradients[n:], None, None, None, None
-
-
-@cache
-def library() -> Any:
-    """The op's namespace; defined at first use, so that importing scanforge does no work."""
-    lib = torch.library.Library("scanforge", "DEF")
-    lib.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-    lib.impl("scan", _run, "CompositeExplicitAutograd")
-    torch.library.register_fake("scanforge::scan", _fake, lib=lib)
-    torch.library.register_autograd("scanforge::scan", _backward_op, setup_context=_setup_op, lib=lib)
-    _LIBRARIES.append(lib)
-    return torch.ops.scanforge
-
-
-_LIBRARIES: list[torch.library.Library] = []  # a library's ops live as long as it does
+    return None, gradients[:n], gradients[n:], None, None, None, None, None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scanforge.declare import Element, Operator, State
+from scanforge.declare import Operator
+from scanforge.fields import Element, State
 from scanforge.maths import exp, maximum, minimum, where
 
 __all__ = [
@@ -75,8 +76,8 @@ class MinMax(Operator):
 class RunningMax(Operator):
     """Largest value so far and its index: `(top, at)_t = (value, index)_t` if `value_t > top_{t-1}`.
 
-    Identity (-inf, -1). The earliest of equal values wins, a NaN never wins, and the winner takes the whole
-    gradient. Source: `torch.cummax`, which keeps the latest of equal values instead.
+    Identity (-inf, -1). The earliest of equal values wins, a NaN wins for good, the winner takes all of
+    the gradient. Source: `torch.cummax`, which keeps the latest of equal values instead.
 
     >>> import torch, scanforge as sf
     >>> value, index = torch.tensor([[1.0, 3.0, 3.0, 2.0]]), torch.arange(4).reshape(1, 4)
@@ -94,7 +95,7 @@ class RunningMax(Operator):
         return RunningMax(value=value, index=index)
 
     def apply(self, top: Any, at: Any) -> tuple[Any, Any]:
-        wins = self.value > top
+        wins = ~(self.value <= top) & (top == top)  # a NaN is not less than anything, nor equal to itself
         return where(wins, self.value, top), where(wins, self.index, at)
 
 

@@ -7,15 +7,18 @@ the torch op. The step's name here is its name in `explain` and in the documenta
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from scanforge.adjoint import Adjoint, adjoint
-from scanforge.cache import load_module
+from scanforge.cache import load_kernel_module, load_module
 from scanforge.declare import Operator, declaration
+from scanforge.emit import ordered_tile
+from scanforge.emit.ordered_tile import Form, Kernel
 from scanforge.emit.reference import module
 from scanforge.ir.builder import Builder
+from scanforge.ir.program import Program
 from scanforge.ir.scan import TIME, Output, Scan, before, dump, load
 from scanforge.laws import ensure
 from scanforge.trace import Signature, Traced, trace
@@ -32,15 +35,22 @@ def front(cls: type[Operator], signature: Signature) -> Traced:
     return traced
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which gradients a backward pass computes, and from which outputs' cotangents."""
+
+    inputs: frozenset[str]
+    present: frozenset[str]
+    initial: bool
+
+
 @lru_cache(maxsize=4096)
-def backward(
-    text: str, wanted: frozenset[str], present: frozenset[str], initial: bool, input_dtypes: tuple[str, ...]
-) -> tuple[str, Adjoint]:
+def backward(text: str, wanted: Wanted, input_dtypes: tuple[str, ...]) -> tuple[str, Adjoint]:
     """The adjoint recurrence for the gradients wanted, from the cotangents present."""
     # text -> ir.Scan
     scan = load(text)
     # ir.Scan -> Adjoint, whose ir.Scan runs the other way
-    derived = adjoint(scan, wanted, present, initial)
+    derived = adjoint(scan, wanted.inputs, wanted.present, wanted.initial)
     # a gradient has its input's dtype
     typed = _with_dtypes(derived.scan, dict(zip((i.name for i in scan.inputs), input_dtypes, strict=True)))
     # ir.Scan -> text
@@ -58,6 +68,44 @@ def executable(text: str, lowering: str) -> Callable[..., Any]:
     names = load_module(source)
     run: Callable[..., Any] = names["run"]
     return run
+
+
+@lru_cache(maxsize=4096)
+def forward_kernel(text: str, form: Form) -> tuple[Kernel, Any]:
+    """The forward kernel of a recurrence, and the function to launch."""
+    # text -> ir.Scan, its inputs widened to all axes
+    scan = widen(load(text))
+    # ir.Scan -> Kernel, Triton text
+    kernel = ordered_tile.forward_kernel(scan, form)
+    # Triton text -> module on disk
+    return kernel, load_kernel_module(kernel.source).kernel
+
+
+@lru_cache(maxsize=4096)
+def backward_kernel(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, Any]:
+    """The backward kernel of a recurrence, and the function to launch."""
+    # text -> ir.Scan, its inputs widened to all axes
+    scan = widen(load(text))
+    # ir.Scan -> Adjoint
+    derived = adjoint(scan, wanted.inputs, wanted.present, wanted.initial)
+    # Adjoint, ir.Scan -> Kernel, Triton text
+    kernel = ordered_tile.backward_kernel(derived.scan, derived.step, scan, form)
+    # Triton text -> module on disk
+    return kernel, load_kernel_module(kernel.source).kernel
+
+
+def widen(scan: Scan) -> Scan:
+    """The scan with every input of all axes: kernels read those that a tensor lacks with stride 0."""
+    inputs = tuple(replace(i, dims=scan.axes) for i in scan.inputs)
+    return replace(
+        scan, inputs=inputs, element=_retyped(scan, scan.element), readout=_retyped(scan, scan.readout)
+    )
+
+
+def _retyped(scan: Scan, program: Program) -> Program:
+    builder = Builder(program.name, scan.axes, where="")
+    values = {v.name: builder.input(v.name, v.kind, scan.axes) for v in program.inputs}
+    return builder.finish(builder.inline(program, values))
 
 
 @lru_cache(maxsize=4096)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from scanforge.errors import ArgumentError
 from scanforge.ir.scan import TIME, Scan
-
-LOWERINGS = ("loop", "parallel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +36,6 @@ PARALLEL_STEPS, PARALLEL_LANES = (
 )  # measured on two cores: beyond, a step is bound by bytes, not calls
 
 
-def check_lowering(lowering: str | None) -> str:
-    """The name of a lowering, empty for none."""
-    if lowering is None:
-        return ""
-    if lowering not in LOWERINGS:
-        names = " or ".join(repr(n) for n in LOWERINGS)
-        raise ArgumentError(
-            f"lowering={lowering!r} is not a lowering of the reference backend: write {names}."
-        )
-    return lowering
-
-
 def state_outputs(scan: Scan) -> dict[str, str]:
     """The states that an output of full axes hands out as they are: state -> output."""
     states = {s.name: s for s in scan.states}
@@ -60,3 +45,31 @@ def state_outputs(scan: Scan) -> dict[str, str]:
         if variable in states and set(outputs[output].axes) == {TIME, *states[variable].axes}:
             found.setdefault(variable, output)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """An ordered-tile kernel's shape: R rows, BD lanes (one a thread), NS stages in flight."""
+
+    rows: int
+    lanes: int
+    stages: int
+
+
+IN_FLIGHT = 7_500_000  # bytes over the device: where the H200 runs best (6.5 to 8.5 MB)
+SHARED = 225_000  # bytes of shared memory of one SM
+PROCESSORS = 132
+
+
+def tile_plan(steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], *, backward: bool) -> Tile:
+    """The tile for loads of these sizes in bytes: large R, and as many stages as keep the device busy."""
+    widest, loaded = max(itemsizes), sum(itemsizes)
+    lanes = 128 if inner >= 128 and inner * outer >= 128 * 128 else 64 if inner >= 64 else 32
+    rows = 16 if backward or widest > 2 or len(itemsizes) > 3 else 64
+    while rows > max(steps, 2):
+        rows //= 2
+    programs = -(-inner // lanes) * outer
+    per_stage = rows * inner * outer * loaded
+    shared = rows * lanes * loaded * -(-programs // PROCESSORS)
+    stages = 1 + min(-(-IN_FLIGHT // per_stage), SHARED // shared)
+    return Tile(rows, lanes, max(2, min(stages, 8)))

@@ -87,13 +87,19 @@ def renumber(program: Program) -> Program:
 
 
 def drop_unread_inputs(scan: Scan) -> Scan:
-    """The scan without inputs that neither the element map nor the readout reads."""
+    """The scan without inputs that nothing reads, but for those that an axis has its size from."""
     reads = _reads(scan.element) | _reads(scan.readout)
-    inputs = tuple(i for i in scan.inputs if i.name in reads)
-    gone = {i.name for i in scan.inputs} - {i.name for i in inputs}
+    known = {a for s in scan.states for a in s.axes}
+    known |= {a for i in scan.inputs if i.name in reads for a in i.axes}
+    kept = set(reads)
+    for i in scan.inputs:
+        if i.name not in kept and not set(i.axes) <= known:
+            kept.add(i.name)
+            known.update(i.axes)
+    gone = {i.name for i in scan.inputs} - kept
     return replace(
         scan,
-        inputs=inputs,
+        inputs=tuple(i for i in scan.inputs if i.name in kept),
         element=_without(scan.element, gone),
         readout=_without(scan.readout, gone),
     )

@@ -90,7 +90,7 @@ class Sampler:
                 e: {leaf.name: self.value(leaf.kind, leaf.domain) for leaf in self.operator.leaves}
                 for e in elements
             }
-            states = {s.name: self.value(s.kind, "any") for s in self.operator.states}
+            states = {s.name: self.value(s.kind, s.domain) for s in self.operator.states}
             if initial and i == 0:
                 states = {s.name: self.numbers.domain.const(s.initial, s.kind) for s in self.operator.states}
             yield made, states

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 
 from scanforge.adjoint import full_adjoint
-from scanforge.api import check_backend
+from scanforge.backend import lowering_of
 from scanforge.call import Bound, bind
 from scanforge.declare import Declaration, Operator, declaration
 from scanforge.emit.reference import module
 from scanforge.errors import ArgumentError
-from scanforge.plan import check_lowering
 from scanforge.report import explain_text, show_report
 from scanforge.trace import Signature, trace
 from scanforge.validate import Report, validate
@@ -75,12 +74,11 @@ def source(
     """
     if which not in {"forward", "backward"}:
         raise ArgumentError(f"source of {which!r} is not generated: write 'forward' or 'backward'.")
-    check_backend(backend)
     declared = declaration(operator)
     bound = _example(operator, declared, shapes, sizes)
     scan_ir = trace(operator, Signature(bound.axes, bound.dims)).scan
     shown = full_adjoint(scan_ir).scan if which == "backward" else scan_ir
-    return module(shown, check_lowering(lowering) or "loop")
+    return module(shown, lowering_of(lowering, backend or "reference") or "loop")
 
 
 def _sizes(operator: type[Operator], sizes: dict[str, int]) -> dict[str, int]:

@@ -76,7 +76,13 @@ def _trace(cls: type[Operator], signature: Signature) -> Traced:
             for i, n in enumerate(names.leaf(x.name))
         ),
         tuple(
-            ir.State(n, s.kind, lanes, s.initial if i == 0 else 0.0)
+            ir.State(
+                n,
+                s.kind,
+                lanes,
+                s.initial if i == 0 else 0.0,
+                s.domain if len(names.state(s.name)) == 1 else "any",
+            )
             for s in declared.states
             for i, n in enumerate(names.state(s.name))
         ),
@@ -238,7 +244,7 @@ def prefix_scan(traced: Traced) -> Traced:
     """The scan of an operator on itself: its states are the composed elements of steps 0..t."""
     old, operator = traced.scan, traced.scan.operator
     lanes = old.lanes
-    states = tuple(ir.State(f"{x.name}_prefix", x.kind, lanes, x.identity) for x in operator.leaves)
+    states = tuple(ir.State(f"{x.name}_prefix", x.kind, lanes, x.identity, x.domain) for x in operator.leaves)
     apply = Builder(f"{operator.name}.combine", where="")
     later = {f"later_{x.name}": apply.input(x.name, x.kind) for x in operator.leaves}
     earlier = {

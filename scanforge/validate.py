@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from scanforge import laws, op
+from scanforge.backend import LOWERINGS
 from scanforge.declare import Declaration, Operator, declaration
 from scanforge.ir.scan import Scan, load
 from scanforge.launch import Options, state_dtypes
 from scanforge.pipeline import executable
-from scanforge.plan import LOWERINGS
 from scanforge.trace import Signature, Traced, trace
 
 Tensor = torch.Tensor
@@ -72,7 +72,7 @@ def _law_row(result: laws.LawResult) -> Row:
 def _numeric_rows(declared: Declaration, traced: Traced, sizes: dict[str, int]) -> list[Row]:
     rows = []
     tensors, initial = _samples(declared, traced, sizes)
-    for lowering in LOWERINGS:
+    for lowering in LOWERINGS["reference"]:
         for reverse in (False, True):
             options = Options(reverse, lowering, torch.float64)
             mine = _run_op(traced.text, tensors, initial, options)

@@ -62,6 +62,9 @@ class Builder:
 
     def finish(self, outputs: Mapping[str, Value]) -> Program:
         """The program that was written."""
+        for name, value in outputs.items():
+            if value.builder is not self:
+                raise TraceError(f"{self.name} gives {name} {_another(value, self)}")
         named = tuple((name, value.var.name) for name, value in outputs.items())
         return Program(self.name, self.axes, tuple(self.inputs), tuple(self.lines), named)
 
@@ -119,14 +122,20 @@ def _kind(operand: Any, builder: Builder) -> str:
     """The kind of a Value, "" for a number; anything else is refused."""
     if isinstance(operand, Value):
         if operand.builder is not builder:
-            raise TraceError(
-                f"{builder.name} ({location()}) uses a value that belongs to {operand.builder.name}: "
-                "a method may use its own arguments and fields only."
-            )
+            raise TraceError(f"{builder.name} ({location()}) uses {_another(operand, builder)}")
         return operand.var.kind
     if isinstance(operand, numbers.Real | bool):
         return ""
     raise TraceError(f"{builder.name} ({location()}) {foreign(operand)}")
+
+
+def _another(value: Value, builder: Builder) -> str:
+    name = value.builder.name
+    owner = f"an earlier trace of {name}" if name == builder.name else name
+    return (
+        f"a value that belongs to {owner}, and a method may use its own arguments and fields only. "
+        "Keep no value between methods: compute it again, or declare it as an element or a state."
+    )
 
 
 def _literal_kind(number: Any, known: list[str]) -> str:

@@ -7,17 +7,17 @@ is what the real pair gives.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from scanforge.errors import TraceError
-from scanforge.ir.value import Value, location
+from scanforge.ir.unknown import Unknown, location
+from scanforge.ir.value import Value
 
 
-class Complex:
+class Complex(Unknown):
     """real_part + i imag_part. It has + - * / and integer powers, abs, exp, conj, where; no order."""
 
     __hash__ = object.__hash__
-    __array_ufunc__ = None
 
     def __init__(self, real_part: Any, imag_part: Any) -> None:
         self.real_part, self.imag_part = real_part, imag_part
@@ -63,12 +63,22 @@ class Complex:
     def __pow__(self, power: Any) -> Complex:
         if not isinstance(power, int) or power < 1:
             raise TraceError(
-                f"{location()}: a complex value takes whole powers from 1 on, and got {power!r}."
+                f"{self.origin()[0]} ({location()}) takes the power {power!r} of a complex value, which has "
+                "whole powers from 1 on. Write sf.exp(p * z) with the logarithm z as an element."
             )
         result = self
         for _ in range(power - 1):
             result = result * self
         return result
+
+    def __rpow__(self, base: Any) -> NoReturn:
+        self.refuse(
+            f"takes {base!r} to the power of {{}}",
+            "Write sf.exp(x * log_base) with the logarithm of the base.",
+        )
+
+    def __pos__(self) -> Complex:
+        return self
 
     def __abs__(self) -> Any:
         """torch's abs: its slope at 0 is 0."""
@@ -92,11 +102,16 @@ class Complex:
     def __ne__(self, other: Any) -> Any:
         return ~(self == other)
 
-    def __bool__(self) -> bool:
-        return bool(self.real_part)
+    def origin(self) -> tuple[str, str]:
+        """That of the first part that is a Value."""
+        program, name = next(p for p in parts(self) if isinstance(p, Value)).origin()
+        return program, f"a complex value ({name}, ...)"
 
     def _unordered(self, other: Any) -> Any:
-        raise TraceError(f"{location()}: complex values have no order. Compare sf.abs(x) or sf.real(x).")
+        raise TraceError(
+            f"{self.origin()[0]} ({location()}) orders complex values, which have no order. "
+            "Compare sf.abs(x) or sf.real(x)."
+        )
 
     __lt__ = __le__ = __gt__ = __ge__ = _unordered
 

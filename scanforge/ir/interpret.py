@@ -40,7 +40,7 @@ class Exact:
 
     def call(self, op: str, *args: Any) -> Any:
         """The row's exact rule."""
-        return TABLE[op].number(None, *args)
+        return _number(op, None, args)
 
 
 class Precise:
@@ -58,7 +58,17 @@ class Precise:
 
     def call(self, op: str, *args: Any) -> Any:
         """The row's exact rule."""
-        return primitive(op).number(self.mpmath, *args)
+        return _number(op, self.mpmath, args)
+
+
+def _number(op: str, mpmath: Any, args: tuple[Any, ...]) -> Any:
+    """NaN where a division has no value, since a `where` may not take it; NaN passes through min and max."""
+    if op in {"minimum", "maximum"} and any(a != a for a in args):
+        return float("nan")
+    try:
+        return primitive(op).number(mpmath, *args)
+    except ZeroDivisionError:
+        return float("nan")
 
 
 def is_rational(program: Program) -> bool:

@@ -37,6 +37,7 @@ class State:
     kind: str
     axes: tuple[str, ...]
     initial: Number
+    domain: str = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def _operator(d: dict[str, Any]) -> Operator:
 
 
 def _state(d: dict[str, Any]) -> State:
-    return State(d["name"], d["kind"], tuple(d["axes"]), d["initial"])
+    return State(d["name"], d["kind"], tuple(d["axes"]), d["initial"], d["domain"])
 
 
 def _program(d: dict[str, Any]) -> Program:

@@ -1,0 +1,48 @@
+# `make PYTHON=python3 test` uses an interpreter that has everything and installs nothing;
+# without PYTHON, .venv is set up from constraints.txt first.
+BOOTSTRAP ?= python3
+ifeq ($(origin PYTHON),command line)
+ENV :=
+else
+PYTHON := .venv/bin/python
+ENV := .venv/.installed
+endif
+
+# Two pytest workers share two cores, so each keeps to one thread.
+WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(WORKERS)
+
+# The checkout itself is what runs, installed or not.
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+.PHONY: demo test test-all check format bench
+
+demo: $(ENV)
+	$(PYTHON) examples/prices.py
+
+test: check
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: check
+	$(PYTEST) -m "not gpu"
+	$(PYTHON) -m pytest benchmarks --benchmark-disable
+
+check: $(ENV)
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+	$(PYTHON) -m pytest -q tests/project/test_style.py tests/project/test_layering.py
+
+format: $(ENV)
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+
+bench: $(ENV)
+	$(PYTHON) -m pytest benchmarks --benchmark-only --benchmark-group-by=func,param:steps
+
+# setuptools comes first, so that the editable build runs with the pinned one and not with a fresh download.
+.venv/.installed: pyproject.toml constraints.txt
+	$(BOOTSTRAP) -m venv .venv
+	.venv/bin/python -m pip install -q -c constraints.txt setuptools wheel
+	.venv/bin/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[test,demo]"
+	touch $@

@@ -1,0 +1,3 @@
+"""Layers written as scanforge declarations: each module holds a declaration and a thin `nn.Module`."""
+
+__all__: list[str] = []

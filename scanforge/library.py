@@ -1,0 +1,119 @@
+"""The torch ops: a scan, and the backward of a scan on a GPU, each one opaque node with fake shapes.
+
+They are defined at first use, so that importing scanforge does no work.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from scanforge import launch, launch_triton
+from scanforge.ir.scan import TIME, load
+from scanforge.launch import Options, kept_states, output_dtypes, sizes_of, state_dtypes
+from scanforge.pipeline import Wanted
+
+Tensor = torch.Tensor
+SCAN = (
+    "scan(str recurrence, Tensor[] inputs, Tensor[] initial, "
+    "bool reverse, str lowering, str backend, ScalarType dtype, bool keep) -> Tensor[]"
+)
+BACKWARD = (
+    "scan_backward(str recurrence, str wanted, str present, bool initial, Tensor[] inputs, Tensor[] kept, "
+    "Tensor[] cotangents, Tensor[] seeds, bool reverse, ScalarType dtype) -> Tensor[]"
+)
+
+
+@cache
+def define() -> Any:
+    """The namespace `torch.ops.scanforge`, its ops defined."""
+    lib = torch.library.Library("scanforge", "DEF")
+    for schema, run, fake in ((SCAN, _scan, _fake_scan), (BACKWARD, _backward, _fake_backward)):
+        name = schema.partition("(")[0]
+        lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        lib.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"scanforge::{name}", fake, lib=lib)
+    _KEPT.append(lib)
+    return torch.ops.scanforge
+
+
+_KEPT: list[torch.library.Library] = []  # a library's ops live as long as it does
+
+
+def _scan(
+    recurrence: str,
+    inputs: list[Tensor],
+    initial: list[Tensor],
+    reverse: bool,
+    lowering: str,
+    backend: str,
+    dtype: torch.dtype,
+    keep: bool,
+) -> list[Tensor]:
+    run = launch_triton.forward if backend == "triton" else launch.run
+    result = run(recurrence, inputs, initial, Options(reverse, lowering, dtype, backend), keep)
+    return [*result.outputs, *result.finals, *result.kept]
+
+
+def _fake_scan(
+    recurrence: str,
+    inputs: list[Tensor],
+    initial: list[Tensor],
+    reverse: bool,
+    lowering: str,
+    backend: str,
+    dtype: torch.dtype,
+    keep: bool,
+) -> list[Tensor]:
+    scan = load(recurrence)
+    if backend == "triton":
+        options = Options(reverse, lowering, dtype, backend)
+        result = launch_triton.allocate(scan, inputs, initial, options, keep)
+        return [*result.outputs, *result.finals, *result.kept]
+    sizes = sizes_of(scan, inputs, initial)
+    found = output_dtypes(scan, inputs, dtype)
+    shapes = [[1 if d == "1" else sizes[d] for d in o.dims] for o in scan.outputs]
+    shown = [inputs[0].new_empty(shape, dtype=d) for shape, d in zip(shapes, found, strict=True)]
+    dtypes_of = dict(zip((s.name for s in scan.states), state_dtypes(scan, inputs, dtype), strict=True))
+    of_state = dict(zip(dtypes_of, initial, strict=True))
+    finals = [x0.new_empty(x0.shape, dtype=dtypes_of[n]) for n, x0 in of_state.items()]
+    names = kept_states(scan, found, dtype) if keep else []
+    kept = [of_state[n].new_empty((sizes[TIME], *of_state[n].shape), dtype=dtypes_of[n]) for n in names]
+    return [*shown, *finals, *kept]
+
+
+def _backward(  # noqa: PLR0913, PLR0917 - as in the schema
+    recurrence: str,
+    wanted: str,
+    present: str,
+    initial: bool,
+    inputs: list[Tensor],
+    kept: list[Tensor],
+    cotangents: list[Tensor],
+    seeds: list[Tensor],
+    reverse: bool,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    which = Wanted(frozenset(wanted.split()), frozenset(present.split()), initial)
+    options = Options(reverse, "", dtype, "triton")
+    gradients, ends = launch_triton.backward(recurrence, which, inputs, kept, cotangents, seeds, options)
+    return [*gradients, *ends]
+
+
+def _fake_backward(  # noqa: PLR0913, PLR0917
+    recurrence: str,
+    wanted: str,
+    present: str,
+    initial: bool,
+    inputs: list[Tensor],
+    kept: list[Tensor],
+    cotangents: list[Tensor],
+    seeds: list[Tensor],
+    reverse: bool,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    names = wanted.split()
+    given = zip(load(recurrence).inputs, inputs, strict=True)
+    return [t.new_empty(t.shape) for i, t in given if i.name in names] + [x.new_empty(x.shape) for x in seeds]

@@ -1,0 +1,58 @@
+"""The examples run, and what they fit is the optimum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples import prices as example
+from tests.subprocesses import ROOT, run_python
+
+
+def test_prices_runs_from_the_shell(tmp_path: Path):
+    out = tmp_path / "figure.png"
+    script = str(ROOT / "examples" / "prices.py")
+    printed = run_python(script, "--steps", "2", "--days", "60", "--out", str(out), cwd=tmp_path)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert "60 days, 2004-08-19" in printed
+    assert "proved" in printed
+
+
+@pytest.fixture(scope="module")
+def prices() -> example.Prices:
+    return example.load(250)
+
+
+def test_fitted_average_is_the_best_on_a_grid(prices: example.Prices):
+    keep = example.fit_keep(prices.series, 40)
+    grid = torch.linspace(0.02, 0.995, 196, dtype=torch.float64)
+    for i, fitted in enumerate(keep):
+        one = prices.series[..., i : i + 1]
+        errors = example.forecast_error(one.expand(-1, -1, len(grid)), grid)
+        best = int(errors.argmin())
+        assert 0 < best < len(grid) - 1, "the optimum lies inside"
+        assert abs(fitted - grid[best]) <= grid[1] - grid[0]
+        assert example.forecast_error(one, fitted[None]) <= errors.min()
+
+
+def test_fitted_width_is_the_best_on_a_grid(prices: example.Prices):
+    width = example.fit_width(prices.level, example.COSTS, 40)
+    grid = torch.logspace(-1, 2, 400, dtype=torch.float64)
+    for fitted, cost in zip(width, example.COSTS, strict=True):
+        totals = example.trading_cost(prices.level, grid, cost)
+        best = int(totals.argmin())
+        assert 0 < best < len(grid) - 1, "the optimum lies inside"
+        # The cost has kinks where a day begins or ceases to trade, so the fit may end in a neighbouring one.
+        assert example.trading_cost(prices.level, fitted[None], cost[None]) <= 1.005 * totals.min()
+
+
+def test_average_is_the_one_written_by_hand(prices: example.Prices):
+    keep = torch.tensor([0.9, 0.5, 0.0], dtype=torch.float64)
+    average = prices.series[:, :20].mean(dim=1)
+    for today, got in zip(
+        prices.series.unbind(1), example.averages(prices.series, keep).unbind(1), strict=True
+    ):
+        average = keep * average + (1 - keep) * today
+        torch.testing.assert_close(got, average)

@@ -1,0 +1,364 @@
+"""Bad input: a typed error before anything runs, a whole sentence with the operator, the field and what to write."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+import torch
+
+import scanforge as sf
+from tests.reference.refused import SHIPPED, affine, applies, check, composes, operator, table, x
+
+meta = torch.ones(2, 3, device="meta")
+TENSORS = {
+    "sizes": (
+        affine(b=torch.ones(2, 4, 3)),
+        sf.ShapeError,
+        ["Affine", "dimension 1", "a (2, 5, 3), b (2, 4, 3)", "size 1"],
+    ),
+    "ranks": (
+        affine(b=torch.ones(2, 5)),
+        sf.ShapeError,
+        ["Affine.b has rank 2", "rank 3", "b.view(1, *b.shape)"],
+    ),
+    "rank 1": (
+        affine(a=x[0, 0], b=x[0, 0]),
+        sf.ShapeError,
+        ["Affine", "rank 1", "rank 2 or more", "a[None]"],
+    ),
+    "rank 0": (affine(a=x.sum(), b=x.sum()), sf.ShapeError, ["Affine", "rank 0", "rank 2 or more"]),
+    "int for float": (
+        affine(a=x.int()),
+        sf.DTypeError,
+        ["Affine.a is of kind float", "got dtype int32", "float64", "a=a.float()"],
+    ),
+    "bool for float": (affine(b=x > 0), sf.DTypeError, ["Affine.b", "dtype bool", "b=b.float()"]),
+    "float8": (affine(a=x.to(torch.float8_e4m3fn)), sf.DTypeError, ["Affine.a", "float8_e4m3fn", "bfloat16"]),
+    "float for int": (
+        lambda: sf.scan(SHIPPED.LastFlagged, flag=x, value=x),
+        sf.DTypeError,
+        ["LastFlagged.flag is of kind int", "float32", "int64", "flag=flag.long()"],
+    ),
+    "device": (affine(b=x.to("meta")), sf.DeviceError, ["Affine", "a on cpu, b on meta", "b.to('cpu')"]),
+    "missing": (
+        lambda: sf.scan(SHIPPED.Affine, a=x),
+        sf.ArgumentError,
+        ["Affine is called without b", "sf.scan(Affine, a=..., b=...)"],
+    ),
+    "unknown": (
+        affine(c=x),
+        sf.ArgumentError,
+        ["Affine", "c", "its elements are a, b", "sf.scan(Affine, a=..., b=...)"],
+    ),
+    "misspelt option": (affine(revers=True), sf.ArgumentError, ["revers", "the options are dim, reverse"]),
+    "option of a later version": (
+        affine(reset=x > 0),
+        sf.ArgumentError,
+        ["Affine", "reset", "no such option in this version"],
+    ),
+    "list": (
+        affine(a=[[1.0]]),
+        sf.ArgumentError,
+        ["Affine.a got an object of type list", "torch.Tensor", "torch.as_tensor"],
+    ),
+    "array": (affine(a=numpy.ones((2, 5, 3))), sf.ArgumentError, ["Affine.a", "ndarray", "torch.as_tensor"]),
+    "None": (affine(b=None), sf.ArgumentError, ["Affine.b got nothing", "torch.Tensor"]),
+    "sparse": (affine(a=x.to_sparse()), sf.ArgumentError, ["Affine.a", "sparse_coo", "a.to_dense()"]),
+    "dim too large": (affine(dim=3), sf.ShapeError, ["Affine", "dim=3", "rank 3", "-3 to 2"]),
+    "dim too small": (affine(dim=-4), sf.ShapeError, ["dim=-4", "rank 3"]),
+    "dim a float": (affine(dim=1.0), sf.ArgumentError, ["Affine", "dim=1.0", "type float", "-3 to 2"]),
+    "dim a bool": (affine(dim=True), sf.ArgumentError, ["dim=True", "type bool"]),
+    "backend": (affine(backend="cuda"), sf.ArgumentError, ["backend='cuda'", "'reference'"]),
+    "backend a number": (affine(backend=1), sf.ArgumentError, ["backend=1"]),
+    "lowering": (affine(lowering="tile"), sf.ArgumentError, ["lowering='tile'", "'loop' or 'parallel'"]),
+}
+
+INITIAL = {
+    "shape": (
+        affine(initial_state=torch.ones(4)),
+        sf.ShapeError,
+        ["Affine", "initial_state of h", "(4,)", "(2, 3)"],
+    ),
+    "rank": (
+        affine(initial_state=torch.ones(1, 2, 3)),
+        sf.ShapeError,
+        ["initial_state of h", "(1, 2, 3)", "(2, 3)"],
+    ),
+    "count": (
+        affine(initial_state=(x[:, 0], x[:, 0])),
+        sf.ArgumentError,
+        ["Affine", "2 tensor(s)", "(h)", "initial_state=h"],
+    ),
+    "none of one": (affine(initial_state=()), sf.ArgumentError, ["0 tensor(s)"]),
+    "one of two": (
+        lambda: sf.scan(SHIPPED.RunningMax, value=x, index=x.long(), initial_state=x[:, 0]),
+        sf.ArgumentError,
+        ["RunningMax", "1 tensor(s)", "initial_state=(top, at)"],
+    ),
+    "dtype": (
+        affine(initial_state=torch.ones(2, 3).int()),
+        sf.DTypeError,
+        ["initial_state of h", "int32", "kind float", "h.float()"],
+    ),
+    "float for int": (
+        lambda: sf.scan(SHIPPED.RunningMax, value=x, index=x.long(), initial_state=(x[:, 0], x[:, 0])),
+        sf.DTypeError,
+        ["RunningMax", "initial_state of at", "float32", "kind int", "at.long()"],
+    ),
+    "device": (
+        affine(initial_state=meta),
+        sf.DeviceError,
+        ["initial_state of h", "meta", "cpu", "h.to('cpu')"],
+    ),
+    "number": (
+        affine(initial_state=1.0),
+        sf.ArgumentError,
+        ["initial_state of h", "type float", "(2, 3)", "torch.full"],
+    ),
+    "array": (affine(initial_state=numpy.ones((2, 3))), sf.ArgumentError, ["initial_state of h", "ndarray"]),
+    "sparse": (
+        affine(initial_state=torch.ones(2, 3).to_sparse()),
+        sf.ArgumentError,
+        ["initial_state of h", "to_dense()"],
+    ),
+    "dictionary": (
+        affine(initial_state={"h": x[:, 0]}),
+        sf.ArgumentError,
+        ["initial_state of h", "type dict"],
+    ),
+}
+
+INSTANCES = {
+    "an instance": (
+        lambda: sf.scan(SHIPPED.Affine(a=1.0, b=2.0), a=x, b=x),
+        sf.DeclarationError,
+        ["an instance of Affine", "Pass the class itself"],
+    ),
+    "a function": (
+        lambda: sf.scan(lambda h: h, a=x),
+        sf.DeclarationError,
+        ["an instance of function", "sf.Operator"],
+    ),
+    "None": (lambda: sf.scan(None, a=x), sf.DeclarationError, ["NoneType", "sf.Operator"]),
+    "another class": (lambda: sf.scan(int, a=x), sf.DeclarationError, ["the class int"]),
+    "the base class": (lambda: sf.scan(sf.Operator, a=x), sf.DeclarationError, ["the class Operator"]),
+    "built of tensors": (
+        lambda: SHIPPED.MinMax(r=x, s=x),
+        sf.TraceError,
+        ["MinMax(r=...)", "a Tensor", "sf.scan(MinMax, r=..., s=...)"],
+    ),
+    "built of positions": (
+        lambda: SHIPPED.MinMax(1.0, 2.0),
+        sf.TraceError,
+        ["MinMax", "without names", "MinMax(r=..., s=...)"],
+    ),
+    "built incompletely": (
+        lambda: SHIPPED.MinMax(r=1.0),
+        sf.TraceError,
+        ["MinMax", "without s", "MinMax(r=..., s=...)"],
+    ),
+    "check": (lambda: sf.check(SHIPPED.Affine(a=1.0, b=2.0)), sf.DeclarationError, ["an instance of Affine"]),
+    "explain": (lambda: sf.explain(min), sf.DeclarationError, ["builtin_function"]),
+    "source": (lambda: sf.source(torch.nn.Linear), sf.DeclarationError, ["the class Linear"]),
+}
+
+shared = sf.Element(identity=1.0)
+DECLARATIONS = {
+    "identity": (
+        lambda: operator(a=sf.Element()),
+        ["Decay.a has no identity", "a = sf.Element(identity=...)"],
+    ),
+    "state": (lambda: operator(h=None), ["Decay declares no state", "h = sf.State()"]),
+    "element": (
+        lambda: operator(a=None, b=None),
+        ["Decay declares no element", "a = sf.Element(identity=1.0)"],
+    ),
+    "combine": (
+        lambda: type(
+            "Decay",
+            (sf.Operator,),
+            {"a": sf.Element(identity=1.0), "h": sf.State(), "apply": lambda self, h: h},
+        ),
+        ["Decay declares no combine", "def combine(self, later)"],
+    ),
+    "apply": (
+        lambda: type(
+            "Decay",
+            (sf.Operator,),
+            {"a": sf.Element(identity=1.0), "h": sf.State(), "combine": lambda self, later: later},
+        ),
+        ["Decay declares no apply", "def apply(self, h)"],
+    ),
+    "combine's arguments": (
+        lambda: operator(combine=lambda self: self),
+        ["Decay.combine", "def combine(self, later)"],
+    ),
+    "apply's arguments": (
+        lambda: operator(lambda self: self.b),
+        ["Decay.apply", "(self)", "def apply(self, h)"],
+    ),
+    "apply for two states": (lambda: operator(g=sf.State()), ["Decay.apply", "def apply(self, h, g)"]),
+    "one object, two names": (
+        lambda: operator(a=shared, c=shared),
+        ["Decay", "a and c", "one `sf.Element(...)` for each"],
+    ),
+    "one state, two names": (lambda: operator(g=(s := sf.State()), f=s), ["Decay", "State", "g and f"]),
+    "kind": (
+        lambda: operator(a=sf.Element(identity=1.0, kind="complex")),
+        ["Decay.a", "'complex'", "kind='float', 'int' or 'bool'"],
+    ),
+    "domain": (lambda: operator(a=sf.Element(identity=1.0, domain="big")), ["Decay.a", "'big'", "'unit'"]),
+    "identity of a kind": (
+        lambda: operator(a=sf.Element(identity=1.5, kind="int")),
+        ["Decay.a", "kind int", "1.5"],
+    ),
+    "identity a bool": (lambda: operator(a=sf.Element(identity=True)), ["Decay.a", "kind float", "True"]),
+    "identity a text": (lambda: operator(a=sf.Element(identity="1")), ["Decay.a", "'1'", "a plain float"]),
+    "identity a tensor": (
+        lambda: operator(a=sf.Element(identity=torch.tensor(1.0))),
+        ["Decay.a", "Tensor", "a plain float"],
+    ),
+    "identity NaN": (lambda: operator(a=sf.Element(identity=math.nan)), ["Decay.a", "nan"]),
+    "initial None": (lambda: operator(h=sf.State(initial=None)), ["Decay.h", "None"]),
+    "initial NaN": (lambda: operator(h=sf.State(initial=math.nan)), ["Decay.h", "nan"]),
+    "private name": (lambda: operator(_c=sf.Element(identity=1.0)), ["Decay._c", "`_`"]),
+    "name of a state before": (
+        lambda: operator(previous_h=sf.Element(identity=1.0)),
+        ["Decay.previous_h", "`previous_`"],
+    ),
+}
+
+RESERVED = [
+    "dim",
+    "reverse",
+    "initial_state",
+    "return_final_state",
+    "reset",
+    "cu_seqlens",
+    "lengths",
+    "mask",
+    "backend",
+    "lowering",
+    "tune",
+    "memory",
+    "inplace",
+    "dtype",
+]
+
+
+@table(TENSORS)
+def test_tensors_and_options(call, error, parts):
+    check(call, error, *parts)
+
+
+@table(INITIAL)
+def test_initial_states(call, error, parts):
+    check(call, error, *parts)
+
+
+@table(INSTANCES)
+def test_what_is_no_operator(call, error, parts):
+    check(call, error, *parts)
+
+
+@pytest.mark.parametrize(("declare", "parts"), DECLARATIONS.values(), ids=list(DECLARATIONS))
+def test_declarations(declare, parts):
+    """At class creation."""
+    check(declare, sf.DeclarationError, *parts)
+
+
+@pytest.mark.parametrize("name", RESERVED)
+@pytest.mark.parametrize("field", [lambda: sf.Element(identity=1.0), sf.State], ids=["element", "state"])
+def test_reserved_options(name, field):
+    check(
+        lambda: operator(**{name: field()}),
+        sf.DeclarationError,
+        f"Decay.{name}",
+        "an option of sf.scan",
+        "another name",
+    )
+
+
+@pytest.mark.parametrize("name", ["combine", "apply", "element", "readout"])
+def test_reserved_methods(name):
+    check(
+        lambda: operator(**{name: sf.Element(identity=1.0)}), sf.DeclarationError, f"Decay.{name}", "a method"
+    )
+
+
+def test_triton_is_refused_until_there_is_one():
+    before = sf.last_run()
+    with pytest.raises(sf.BackendError, match="backend='reference'"):
+        sf.scan(SHIPPED.Affine, a=x, b=x, backend="triton")
+    assert sf.last_run() is before
+
+
+@pytest.mark.parametrize("value", [torch.tensor(True), 1, None, "yes"], ids=repr)
+def test_reverse_is_a_bool(value):
+    with pytest.raises(sf.ArgumentError, match=r"reverse=.* expected True or False\."):
+        sf.scan(SHIPPED.Affine, a=x, b=x, reverse=value)
+
+
+def test_the_kinds_of_error():
+    """What a caller may catch."""
+    assert issubclass(sf.DeclarationError, TypeError)
+    assert issubclass(sf.TraceError, TypeError)
+    for kind in (sf.ArgumentError, sf.ShapeError, sf.DTypeError, sf.DeviceError):
+        assert issubclass(kind, sf.InputError)
+        assert issubclass(kind, ValueError)
+    assert issubclass(sf.ArgumentError, TypeError)
+    assert issubclass(sf.BackendError, RuntimeError)
+
+
+OPEN = {
+    "a number as a bool": (
+        applies(lambda self, h: sf.where(h, h, 0.0)),
+        sf.TraceError,
+        ["Decay.apply (test_bad_input.py:", "write"],
+    ),
+    "sf.maximum of one": (
+        applies(lambda self, h: sf.maximum(h)),
+        sf.TraceError,
+        ["sf.maximum (test_bad_input.py:", "write"],
+    ),
+    "positional tensors": (
+        lambda: sf.scan(SHIPPED.Affine, x, x),
+        sf.ArgumentError,
+        ["Affine", "sf.scan(Affine, a=..., b=...)"],
+    ),
+    "return_final_state": (
+        affine(return_final_state=torch.tensor([True, False])),
+        sf.ArgumentError,
+        ["return_final_state"],
+    ),
+    "reverse names the operator": (affine(reverse=1), sf.ArgumentError, ["Affine", "an int"]),
+    "backend names the operator": (affine(backend="cuda"), sf.ArgumentError, ["Affine"]),
+    "lowering names the operator": (affine(lowering="tile"), sf.ArgumentError, ["Affine"]),
+    "apply returns None": (applies(lambda self, h: None), sf.TraceError, ["Decay.apply", "return"]),
+    "apply returns a tensor": (
+        applies(lambda self, h: x),
+        sf.TraceError,
+        ["Decay.apply", "sf.Element(identity=...)"],
+    ),
+    "apply returns a list": (applies(lambda self, h: [h]), sf.TraceError, ["Decay.apply", "return"]),
+    "combine of None": (
+        composes(lambda self, later: type(self)(a=None, b=self.b)),
+        sf.TraceError,
+        ["Decay.combine", "`a`"],
+    ),
+    "sf.exp of two": (applies(lambda self, h: sf.exp(h, h)), sf.TraceError, ["sf.exp (test_bad_input.py:"]),
+    "sf.nosuch": (applies(lambda self, h: sf.nosuch(h)), sf.TraceError, ["nosuch", "abs, conj, cos"]),
+    "dtype of explain": (
+        lambda: sf.explain(SHIPPED.Affine, dtype="bf17"),
+        sf.ArgumentError,
+        ["bf17", "bf16"],
+    ),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="a sentence that is still missing or incomplete")
+@table(OPEN)
+def test_open(call, error, parts):
+    check(call, error, *parts)

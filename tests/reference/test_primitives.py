@@ -1,0 +1,356 @@
+"""Every row of the primitive table against torch: value, first and second derivative, at edges too.
+
+torch's rules are the truth: ties split in half, where selects, the slope of abs at 0 is 0, NaN propagates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import scanforge as sf
+from scanforge.emit.torch_text import function
+from scanforge.ir.builder import Builder
+from scanforge.ir.primitives import TABLE
+from scanforge.ir.program import Program
+from scanforge.prune import tidy
+from scanforge.vjp import pull_back
+
+INF, NAN, F64 = math.inf, math.nan, torch.float64
+
+COUNTERPARTS = {
+    **{n: getattr(torch, n) for n in TABLE if hasattr(torch, n)},
+    **{n: getattr(functional, n) for n in ("gelu", "silu", "softplus")},
+    **{n: getattr(torch, f"logical_{n}") for n in ("and", "not", "or", "xor")},
+    "to_float": lambda x: x.to(F64),
+}
+
+# Zeros of both signs, ties, the threshold of softplus, overflow, infinities, NaN.
+ONE = [-INF, -1e300, -750.0, -25.0, -2.5, -1.0, -0.5, -1e-3, -0.0, 0.0, 1e-8, 0.5, 1.0, 2.5]
+ONE += [19.5, 20.5, 25.0, 750.0, 1e300, INF, NAN]
+TWO = [-INF, -1e300, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 1e300, INF, NAN]
+POWERS = [0.0, 1.0, 2.0, 3.0, 0.5, 1.5, -0.5, -1.0, -2.0]
+WHOLE = [-3, -1, 0, 1, 2, 5]
+
+# Where torch's own second derivative is no truth, and ours is the limit of its neighbours.
+APART = {
+    "gelu": "at 1e300 torch multiplies an overflowing square by 0",
+    "pow": "at base 0, where the exponent's slope is cut off: see the test below",
+}
+
+every_row = pytest.mark.parametrize("name", sorted(TABLE))
+
+
+def kinds_of(name: str) -> list[str]:
+    """The kinds of a row's arguments, floats where it takes numbers."""
+    count = TABLE[name].text.count("{")
+    kind = {"logic": "bool", "cast": "int"}.get(TABLE[name].kinds, "float")
+    return ["bool", *[kind] * (count - 1)] if TABLE[name].kinds == "select" else [kind] * count
+
+
+def columns(kinds: list[str], whole: bool = False) -> list[Tensor]:
+    """All combinations of the edge values."""
+    floats = ONE if kinds == ["float"] else TWO
+    values = {"bool": [True, False], "int": WHOLE, "float": WHOLE if whole else floats}
+    dtypes = {"bool": torch.bool, "int": torch.int64, "float": torch.int64 if whole else F64}
+    rows = itertools.product(*(values[k] for k in kinds))
+    return [torch.tensor(c, dtype=dtypes[k]) for c, k in zip(zip(*rows, strict=True), kinds, strict=True)]
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """A row as programs: y from x0, x1, ...; its gradients, from g too; theirs, from hx0, hx1, ... too."""
+
+    value: Program
+    first: Program
+    second: Program
+    floats: tuple[str, ...]
+
+
+def derivatives(name: str, kinds: list[str], constants: dict[int, float] | None = None) -> Derivatives:
+    """The programs of a row; `constants` stand for the arguments of these numbers."""
+    given = {f"x{i}": k for i, k in enumerate(kinds) if i not in (constants or {})}
+    floats = tuple(n for n, k in given.items() if k == "float")
+
+    builder = Builder("value", where="")
+    made = {n: builder.input(n, k) for n, k in given.items()}
+    args = [made.get(f"x{i}", (constants or {}).get(i)) for i in range(len(kinds))]
+    value = builder.finish({"y": builder.call(name, *args)})
+
+    builder = Builder("first", where="")
+    made = {n: builder.input(n, k) for n, k in given.items()}
+    seed = {"y": builder.input("g", "float")} if value.output("y").kind == "float" else {}
+    found = pull_back(builder, value, builder.replay(value, made), seed, floats)
+    first = tidy(builder.finish({f"d{n}": found.get(n, builder.const(0.0, "float")) for n in floats}))
+
+    builder = Builder("second", where="")
+    made = {n: builder.input(n, k) for n, k in (*given.items(), ("g", "float"))}
+    seeds = {f"d{n}": builder.input(f"h{n}", "float") for n in floats}
+    values = builder.replay(first, {v.name: made[v.name] for v in first.inputs})
+    found = pull_back(builder, first, values, seeds, (*floats, "g"))
+    zero = builder.const(0.0, "float")
+    second = tidy(builder.finish({f"d{n}": found.get(n, zero) for n in (*floats, "g")}))
+    return Derivatives(value, first, second, floats)
+
+
+def run(program: Program, tensors: dict[str, Tensor]) -> list[Tensor]:
+    """The emitted function of a program."""
+    names: dict = {}
+    exec("import torch\nfrom torch import inf, nan\n" + function(program, "f", ""), names)
+    shape = next(iter(tensors.values())).shape
+    return [y.expand(shape) for y in names["f"](*(tensors[v.name] for v in program.inputs))]
+
+
+def torch_gradients(outputs, inputs, cotangents) -> list[Tensor]:
+    """torch's, zeros where it has none."""
+    pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if y.requires_grad]
+    if not pairs or not inputs:
+        return [torch.zeros_like(x) for x in inputs]
+    ys, cs = zip(*pairs, strict=True)
+    found = torch.autograd.grad(ys, inputs, cs, create_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
+
+
+def assert_same(
+    mine: list[Tensor], truth: list[Tensor], given: dict[str, Tensor], what: str, slack=0.0
+) -> None:
+    """Equal, NaN for NaN, to 1e-12 of the value; `slack` is for second derivatives whose terms cancel."""
+    for i, (x, y) in enumerate(zip(mine, truth, strict=True)):
+        assert x.dtype == y.dtype, what
+        if not y.is_floating_point():
+            assert torch.equal(x, y), what
+            continue
+        near = (x == y) | (x.isnan() & y.isnan()) | ((x - y).abs() <= 1e-12 * y.abs() + slack)
+        wrong = [{n: c[k].item() for n, c in given.items()} | {"got": x[k].item(), "torch": y[k].item()}
+                 for k in (~near).nonzero().flatten()]  # fmt: skip
+        assert not wrong, f"{what}[{i}]: {wrong[:4]}"
+
+
+def compare(
+    name: str, kinds: list[str], tensors: list[Tensor], constants: dict[int, float] | None = None
+) -> None:
+    """Value, first and second derivative of a row on these tensors."""
+    made, reference = derivatives(name, kinds, constants), COUNTERPARTS[name]
+    given = {f"x{i}": x for i, x in enumerate(tensors) if i not in (constants or {})}
+    leaves = {n: x.clone().requires_grad_() if n in made.floats else x for n, x in given.items()}
+    like = next(iter(given.values()))
+    numbers = {
+        f"x{i}": v if name == "pow" else torch.full_like(like, v, dtype=F64)
+        for i, v in (constants or {}).items()
+    }
+    args = [(leaves | numbers)[f"x{i}"] for i in range(len(kinds))]
+    random = torch.Generator().manual_seed(5)
+    g, *h = torch.randn((1 + len(made.floats), *like.shape), generator=random, dtype=F64)
+    g.requires_grad_()
+    wanted = [leaves[n] for n in made.floats]
+
+    y = reference(*args)
+    first = torch_gradients([y], wanted, [g if y.is_floating_point() else None])
+    second = torch_gradients(first, [*wanted, g], h)
+    given |= {"g": g.detach()} | {f"h{n}": x for n, x in zip(made.floats, h, strict=True)}
+    assert_same(run(made.value, given), [y.detach()], given, f"{name}: value")
+    assert_same(run(made.first, given), [x.detach() for x in first], given, f"{name}: first derivative")
+    assert_same(run(made.second, given), [x.detach() for x in second], given, f"{name}: second", slack=1e-16)
+
+
+class TestAgainstTorch:
+    @every_row
+    def test_every_row_has_a_counterpart(self, name):
+        """torch's function of that name, or a line in COUNTERPARTS."""
+        assert name in COUNTERPARTS
+        assert set(COUNTERPARTS) <= set(TABLE)
+
+    @every_row
+    def test_value_and_derivatives(self, name):
+        kinds = kinds_of(name)
+        tensors = columns(kinds)
+        if name in APART:
+            keep = {"gelu": tensors[0].abs() != 1e300, "pow": tensors[0] != 0}[name]
+            tensors = [x[keep] for x in tensors]
+        compare(name, kinds, tensors)
+
+    @pytest.mark.parametrize("power", POWERS)
+    def test_constant_powers(self, power):
+        """The exponent is a number: no slope of its own, and 0 ** 0 has slope 0."""
+        compare("pow", ["float", "float"], [torch.tensor(ONE, dtype=F64)] * 2, {1: power})
+
+    @pytest.mark.parametrize("base", [0.5, 1.0, 2.0])
+    def test_constant_bases(self, base):
+        compare("pow", ["float", "float"], [torch.tensor(ONE, dtype=F64)] * 2, {0: base})
+
+    @pytest.mark.parametrize(
+        "name", sorted(n for n in TABLE if kinds_of(n) == ["float", "float"] and n != "pow")
+    )
+    @pytest.mark.parametrize("position", [0, 1])
+    @pytest.mark.parametrize("number", [-INF, -1.0, 0.0, 2.0])
+    def test_a_number_beside_a_tensor(self, name, position, number):
+        compare(name, ["float", "float"], [torch.tensor(TWO, dtype=F64)] * 2, {position: number})
+
+    @pytest.mark.parametrize("position", [1, 2])
+    def test_a_number_in_a_choice(self, position):
+        compare("where", ["bool", "float", "float"], columns(["bool", "float", "float"]), {position: -INF})
+
+    @pytest.mark.parametrize(
+        "name", sorted(n for n in TABLE if TABLE[n].kinds in {"number", "compare", "select"})
+    )
+    def test_whole_numbers(self, name):
+        kinds = kinds_of(name)
+        tensors = columns(kinds, whole=True)
+        kinds = [k if k == "bool" else "int" for k in kinds]
+        builder = Builder("value", where="")
+        args = [builder.input(f"x{i}", k) for i, k in enumerate(kinds)]
+        program = builder.finish({"y": builder.call(name, *args)})
+        given = {f"x{i}": x for i, x in enumerate(tensors)}
+        assert program.output("y").kind == ("bool" if TABLE[name].kinds == "compare" else "int")
+        assert_same(run(program, given), [COUNTERPARTS[name](*tensors)], given, name)
+
+    def test_comparisons_of_bools(self):
+        for name in ("eq", "ne"):
+            builder = Builder("value", where="")
+            program = builder.finish(
+                {"y": builder.call(name, builder.input("x0", "bool"), builder.input("x1", "bool"))}
+            )
+            tensors = columns(["bool", "bool"])
+            given = {f"x{i}": x for i, x in enumerate(tensors)}
+            assert_same(run(program, given), [COUNTERPARTS[name](*tensors)], given, name)
+
+    def test_second_derivative_of_pow_at_base_0(self):
+        """With respect to the cotangent, which torch keeps finite."""
+        made = derivatives("pow", ["float", "float"])
+        at = {"x0": 0.0, "x1": 2.0, "g": 1.0, "hx0": 1.0, "hx1": 1.0}
+        given = {n: torch.tensor([v], dtype=F64) for n, v in at.items()}
+        assert run(made.second, given)[2].item() == 0.0
+
+
+class TestKnownEdges:
+    """The rules that people ask about, written out, so that torch changing its mind would show."""
+
+    @pytest.mark.parametrize(
+        ("name", "at", "slopes"),
+        [
+            ("maximum", (1.0, 1.0), (0.5, 0.5)),
+            ("minimum", (1.0, 1.0), (0.5, 0.5)),
+            ("maximum", (2.0, 1.0), (1.0, 0.0)),
+            ("minimum", (-INF, -INF), (0.5, 0.5)),
+            ("abs", (0.0,), (0.0,)),
+            ("abs", (-0.0,), (0.0,)),
+            ("sign", (3.0,), (0.0,)),
+            ("floor", (3.5,), (0.0,)),
+            ("sqrt", (0.0,), (INF,)),
+            ("pow", (0.0, 0.0), (0.0, 0.0)),
+            ("pow", (0.0, 1.0), (1.0, 0.0)),
+            ("pow", (2.0, 3.0), (12.0, 8.0 * math.log(2.0))),
+            ("softplus", (25.0,), (1.0,)),
+            ("softplus", (20.0,), (1 / (1 + math.exp(-20.0)),)),
+        ],
+    )  # fmt: skip
+    def test_slopes(self, name, at, slopes):
+        made = derivatives(name, kinds_of(name))
+        given = {f"x{i}": torch.tensor([x], dtype=F64) for i, x in enumerate(at)} | {
+            "g": torch.ones(1, dtype=F64)
+        }
+        assert [x.item() for x in run(made.first, given)] == pytest.approx(slopes, rel=1e-15, abs=0.0)
+
+    def test_a_selection_does_not_multiply(self):
+        """An infinite cotangent of the branch that is not taken gives 0, not 0 * inf."""
+        for name, x in (("where", None), ("maximum", 2.0), ("minimum", -2.0)):
+            made = derivatives(name, kinds_of(name))
+            given = {"x0": x, "x1": 0.0, "g": INF} if x else {"x0": True, "x1": 1.0, "x2": 2.0, "g": INF}
+            tensors = {n: torch.tensor([v]) for n, v in given.items()}
+            assert [y.item() for y in run(made.first, tensors)] == [INF, 0.0]
+
+    def test_nan_wins_and_gets_the_gradient(self):
+        made = derivatives("maximum", ["float", "float"])
+        given = {n: torch.tensor([v], dtype=F64) for n, v in {"x0": NAN, "x1": 1.0, "g": 1.0}.items()}
+        a, b = (torch.tensor([v], requires_grad=True, dtype=F64) for v in (NAN, 1.0))
+        truth = torch.autograd.grad(torch.maximum(a, b), (a, b))
+        assert run(made.value, given)[0].isnan().all()
+        assert [x.item() for x in run(made.first, given)] == [x.item() for x in truth]
+
+
+def through_a_scan(name: str):
+    """The recurrence of `by_hand`, declared; its laws do not hold, and none are needed."""
+    row = TABLE[name]
+    count = row.text.count("{")
+
+    class Row(sf.Operator):
+        a = sf.Element(identity=1.0)
+        h = sf.State()
+
+        def combine(self, later):
+            return later
+
+        def apply(self, h):
+            if row.kinds == "logic":
+                flags = (self.a > 0.4, h > 0.3)
+                return flags[0].call(name, *flags[1:count]).call("where", self.a, h)
+            if row.kinds == "compare":
+                return self.a.call(name, h).call("where", 0.9 * h + self.a, self.a)
+            if row.kinds == "select":
+                return (self.a > h).call(name, self.a, 0.5 * h)
+            return self.a.call(name, h) if count == 2 else self.a.call(name) + 0.5 * h
+
+    return Row
+
+
+def by_hand(name: str, a: Tensor, h: Tensor) -> Tensor:
+    """`h <- f(a, h)` or `h <- f(a) + h / 2`, or what a condition made of f chooses."""
+    row, f, states = TABLE[name], COUNTERPARTS[name], []
+    count = row.text.count("{")
+    for x in a.unbind(1):
+        if row.kinds == "logic":
+            flags = (x > 0.4, h > 0.3)
+            h = torch.where(f(*flags[:count]), x, h)
+        elif row.kinds == "compare":
+            h = torch.where(f(x, h), 0.9 * h + x, x)
+        elif row.kinds == "select":
+            h = f(x > h, x, 0.5 * h)
+        else:
+            h = f(x, h) if count == 2 else f(x) + 0.5 * h
+        states.append(h)
+    return torch.stack(states, 1)
+
+
+class TestThroughAScan:
+    """At generic positive points, through scan's own gradients and their gradients."""
+
+    @pytest.mark.parametrize("name", sorted(set(TABLE) - {"to_float"}))
+    def test_value_gradient_and_second_derivative(self, name):
+        sf.set_law_check(False)
+        try:
+            random = torch.Generator().manual_seed(3)
+            a = 0.2 + 0.7 * torch.rand((2, 4, 3), generator=random, dtype=F64)
+            h0 = 0.2 + 0.7 * torch.rand((2, 3), generator=random, dtype=F64)
+            found = []
+            steps = (lambda a, h: sf.scan(through_a_scan(name), a=a, initial_state=h), partial(by_hand, name))
+            for step in steps:
+                leaves = a.clone().requires_grad_(), h0.clone().requires_grad_()
+                y = step(*leaves)
+                first = torch.autograd.grad((y * y).sum(), leaves, create_graph=True, materialize_grads=True)
+                second = torch_gradients([(x * x).sum() for x in first], leaves, [None, None])
+                found.append([y.detach(), *(x.detach() for x in (*first, *second))])
+        finally:
+            sf.set_law_check(True)
+        for mine, truth in zip(*found, strict=True):
+            assert torch.allclose(mine, truth, rtol=1e-11, atol=1e-13)
+
+    def test_whole_numbers_become_floats(self):
+        class Mixed(sf.Operator):
+            n = sf.Element(identity=0, kind="int")
+            h = sf.State()
+
+            def combine(self, later):
+                return Mixed(n=self.n + later.n)
+
+            def apply(self, h):
+                return h + self.n
+
+        n = torch.arange(6).reshape(1, 6)
+        assert sf.scan(Mixed, n=n).tolist() == [[0.0, 1.0, 3.0, 6.0, 10.0, 15.0]]

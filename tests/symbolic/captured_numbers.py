@@ -1,0 +1,3 @@
+"""A module that a method imports."""
+
+rate = 0.5
