@@ -12,7 +12,7 @@ import torch
 from scanforge.errors import ArgumentError, BackendError
 
 BACKENDS = ("reference", "triton")
-LOWERINGS = {"reference": ("loop", "parallel"), "triton": ("ordered_tile",)}
+LOWERINGS = {"reference": ("loop", "parallel"), "triton": ("ordered_tile", "split")}
 OLDEST_TRITON = (3, 6)
 
 

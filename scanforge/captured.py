@@ -69,8 +69,8 @@ class _Reader:
 
     def attribute(self, owner: Any, name: str) -> None:
         """What the owner holds by this name, in itself and, since super() may be called, in every base."""
-        bases = owner.__mro__[:-1] if isinstance(owner, type) else (owner,)
-        for held in (getattr(base, "__dict__", {}) for base in bases):
+        for base in _bases(owner) if isinstance(owner, type) else (owner,):
+            held = getattr(base, "__dict__", {})
             if name in held:
                 self.found.append(name)
                 self.visit(held[name])
@@ -147,7 +147,7 @@ class _Reader:
         if _is_library(cls):
             return
         self.own(cls)
-        for base in cls.__mro__[:-1]:
+        for base in _bases(cls):
             for name, held in list(vars(base).items()):
                 special = name.startswith("__") and isinstance(held, types.FunctionType)
                 if special and name not in _NOT_CALLED:
@@ -178,14 +178,25 @@ class _Reader:
 
 def _is_library(owner: Any) -> bool:
     """Whether a function or class is of Python, torch, NumPy or scanforge, but for the shipped operators."""
-    module = owner.__module__ or ""
+    return _is_of_library(owner.__module__ or "")
+
+
+@lru_cache(maxsize=4096)
+def _is_of_library(module: str) -> bool:
     return module.split(".")[0] in _LIBRARIES and not module.startswith("scanforge.operators")
+
+
+def _bases(cls: type) -> list[type]:
+    """The class and the bases that the user may change."""
+    return [base for base in cls.__mro__ if not _is_library(base)]
 
 
 def _is_readable(cls: type) -> bool:
     """Whether instances keep all they hold in their `__dict__`."""
-    hiding = ("__slots__", "__getattr__", "__getattribute__", "__new__")
-    return not any(name in vars(base) for base in cls.__mro__[:-1] for name in hiding)
+    hiding = ("__getattr__", "__getattribute__", "__new__")
+    return not any(
+        vars(base).get("__slots__") or any(name in vars(base) for name in hiding) for base in cls.__mro__[:-1]
+    )
 
 
 @lru_cache(maxsize=4096)

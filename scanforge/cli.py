@@ -32,12 +32,19 @@ def explain(target: Target, sizes: Sizes = None, dtype: str = "fp32") -> None:
 
 
 @app.command()
-def source(target: Target, which: Sizes = None, lowering: str | None = None) -> None:
+def source(
+    target: Target,
+    which: Sizes = None,
+    backend: str = "reference",
+    lowering: str | None = None,
+    dtype: str = "fp32",
+) -> None:
     """Print the generated code: `forward` (the default) or `backward`, then sizes of axes."""
     words = which or []
     named = [w for w in words if w in {"forward", "backward"}] or ["forward"]
     sizes = _parsed([w for w in words if w not in named])
-    typer.echo(tools.source(load(target), named[0], lowering=lowering, **sizes))
+    options: dict[str, Any] = {"backend": backend, "lowering": lowering, "dtype": dtypes.named(dtype)}
+    typer.echo(tools.source(load(target), named[0], **options, **sizes))
 
 
 def load(target: str) -> Any:

@@ -46,6 +46,11 @@ class LastRun:
 _LAST: ContextVar[LastRun | None] = ContextVar("last_run", default=None)
 
 
+def ran(run: LastRun) -> None:
+    """Note what runs."""
+    _LAST.set(run)
+
+
 def last_run() -> LastRun | None:
     """What the newest forward or backward pass of this thread ran: recurrence, backend, lowering, why.
 
@@ -110,7 +115,7 @@ def run(
         empty = [_empty(o, sizes, d, tensors[0]) for o, d in zip(scan.outputs, result_dtypes, strict=True)]
         return Result(empty, [x.clone() for x in initial], [_no_steps(initial, scan, s) for s in kept])
     chosen = plan(scan, sizes, options.lowering)
-    _LAST.set(LastRun(scan.name, chosen))
+    ran(LastRun(scan.name, chosen))
     program = executable(text, chosen.lowering)
     aligned = [_align(scan, i.dims, t, options.dtype) for i, t in zip(scan.inputs, tensors, strict=True)]
     outputs, finals, states = program(*aligned, *initial, steps=sizes[TIME], reverse=options.reverse)

@@ -1,161 +1,28 @@
-"""Launch ordered-tile kernels: lay out the lanes, choose tiles, allocate, call.
+"""Run a recurrence and its adjoint through kernels: allocate, choose the lowering, launch, sum what must be.
 
-Tensors are read where they lie: an axis that a tensor lacks has stride 0, a scan from the right has a
-negative time stride, and lane axes collapse where all tensors allow it.
+Tensors are read where they lie: an axis that a tensor lacks has stride 0, and a scan from the right has a
+negative time stride.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 
-from scanforge import dtypes
+from scanforge import pipeline, split
 from scanforge.adjoint import adjoint
-from scanforge.emit.ordered_tile import Form, Kernel
 from scanforge.ir.scan import TIME, Scan, load
-from scanforge.launch import Options, Result, output_dtypes, sizes_of
-from scanforge.pipeline import Wanted, backward_kernel, forward_kernel, widen
-from scanforge.plan import Tile, tile_plan
+from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
+from scanforge.pipeline import Wanted
+from scanforge.plan import kept_rows, kernel_plan, spacing_of
+from scanforge.views import View, aligned
+from scanforge.work import Work, launch
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Lanes:
-    """The lane axes as a kernel sees them: groups of axes that collapse, the innermost group last."""
-
-    groups: tuple[tuple[int, ...], ...]  # positions among the scan's lane axes
-    sizes: tuple[int, ...]
-
-    @property
-    def inner(self) -> int:
-        """The lanes that programs share out in blocks."""
-        return self.sizes[-1]
-
-    @property
-    def outer(self) -> tuple[int, ...]:
-        """The sizes of the other groups."""
-        return self.sizes[:-1]
-
-    def strides(self, strides: Sequence[int]) -> list[int]:
-        """A tensor's stride along each group: that of its last axis."""
-        return [strides[group[-1]] if group else 0 for group in self.groups]
-
-
-def lay_out(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Lanes:
-    """Innermost is the axis that most tensors are contiguous along; neighbours collapse if they can."""
-    axes = [i for i, size in enumerate(shape) if size != 1]
-    axes.sort(key=lambda i: (sum(s[i] == 1 for s in strides), -sum(s[i] for s in strides)))
-    groups: list[list[int]] = []
-    for axis in axes:
-        if groups and all(s[groups[-1][-1]] == s[axis] * shape[axis] for s in strides):
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    found = tuple(tuple(group) for group in groups) or ((),)
-    return Lanes(found, tuple(prod(shape[i] for i in group) for group in found))
-
-
-def aligned(scan: Scan, dims: Sequence[str], tensor: Tensor, sizes: dict[str, int]) -> Tensor:
-    """A view with the scan's axes in order and in full, stride 0 for those that the tensor lacks."""
-    present = [d for d in dims if d != "1"]
-    named = tensor.squeeze([i for i, d in enumerate(dims) if d == "1"]) if "1" in dims else tensor
-    ordered = named.permute([present.index(a) for a in scan.axes if a in present])
-    shaped = ordered[tuple(slice(None) if a in present else None for a in scan.axes)]
-    return shaped.expand([sizes[a] for a in scan.axes])
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One launch: tensors over time with the scan's axes in order, the others over lanes alone."""
-
-    inputs: dict[str, Tensor]
-    outputs: dict[str, Tensor]
-    starts: dict[str, Tensor]
-    ends: dict[str, Tensor]
-    kept: dict[str, Tensor]  # [rows, lanes]
-    reverse: bool
-
-    def lanes(self) -> Lanes:
-        """The layout of the lane axes."""
-        over_time = [*self.inputs.values(), *self.outputs.values(), *self.kept.values()]
-        flat = [*self.starts.values(), *self.ends.values()]
-        strides = [t.stride()[1:] for t in over_time] + [t.stride() for t in flat]
-        return lay_out(over_time[0].shape[1:], strides)
-
-
-def forward_rows(steps: int, spacing: int) -> int:
-    """How many states are kept: before each tile of the backward kernel, and each row of the rest."""
-    return steps // spacing + steps % spacing
-
-
-def run_forward(text: str, work: Work, spacing: int, computed: torch.dtype) -> None:
-    """Fill the outputs, the ends, and with a spacing what is kept."""
-    lanes, tensors = work.lanes(), list(work.inputs.values())
-    items = tuple(t.element_size() for t in tensors)
-    tile = tile_plan(tensors[0].shape[0], lanes.inner, prod(lanes.outer), items, backward=False)
-    rows = max(tile.rows, spacing)
-    form = Form(rows, len(lanes.outer), dtypes.name(computed), int_type(tensors), spacing)
-    kernel, function = forward_kernel(text, form)
-    _launch(function, kernel, work, Tile(rows, tile.lanes, tile.stages), lanes)
-
-
-def run_backward(text: str, wanted: Wanted, work: Work, spacing: int, computed: torch.dtype) -> None:
-    """Fill the gradients and the ends, from the cotangents and what the forward kernel kept."""
-    lanes, tensors = work.lanes(), list(work.inputs.values())
-    items = tuple(t.element_size() for t in tensors)
-    tile = tile_plan(tensors[0].shape[0], lanes.inner, prod(lanes.outer), items, backward=True)
-    form = Form(spacing, len(lanes.outer), dtypes.name(computed), int_type(tensors))
-    kernel, function = backward_kernel(text, wanted, form)
-    _launch(function, kernel, work, Tile(spacing, tile.lanes, tile.stages), lanes)
-
-
-def _launch(function: Any, kernel: Kernel, work: Work, tile: Tile, lanes: Lanes) -> None:
-    inputs = {f"in_{n}": work.inputs[n] for n in kernel.inputs}
-    outputs = {f"out_{n}": work.outputs[n] for n in kernel.outputs}
-    flat = {f"start_{n}": work.starts[n] for n in kernel.starts} | {
-        f"end_{n}": work.ends[n] for n in kernel.ends
-    }
-    kept = {f"kept_{n}": work.kept[n] for n in kernel.kept}
-    over_time = inputs | outputs
-    first = next(iter(over_time.values()))
-    steps = first.shape[0]
-    lane_strides = {n: lanes.strides(t.stride()[1:]) for n, t in (over_time | kept).items()}
-    lane_strides |= {n: lanes.strides(t.stride()) for n, t in flat.items()}
-    names = [*over_time, *flat, *kept]
-    pointers = [t[steps - 1 :] if work.reverse else t for t in over_time.values()]
-    constants = {f"{n}_st": -t.stride(0) if work.reverse else t.stride(0) for n, t in over_time.items()}
-    constants |= {f"{n}_sd": lane_strides[n][-1] for n in names}
-    blocks = -(-lanes.inner // tile.lanes)
-    with _device(first):
-        function[(blocks * prod(lanes.outer),)](
-            *pointers, *flat.values(), *kept.values(),
-            steps, lanes.inner, *lanes.outer, *(t.stride(0) for t in kept.values()),
-            *(s for n in names for s in lane_strides[n][:-1]), **constants,
-            BD=tile.lanes, NS=tile.stages, MASKED=lanes.inner % tile.lanes != 0, FENCE=_fence(first),
-            num_warps=max(1, tile.lanes // 32),
-        )  # fmt: skip
-
-
-def _fence(tensor: Tensor) -> bool:
-    """The warp fence is inline assembly of NVIDIA's."""
-    return tensor.is_cuda and torch.version.cuda is not None
-
-
-def _device(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Launches go to the tensors' device, whichever is current."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
-
-
-def int_type(tensors: Sequence[Tensor]) -> str:
-    """The type that ints are computed in."""
-    ints = [t.dtype for t in tensors if not t.is_floating_point() and t.dtype != torch.bool]
-    return dtypes.name(dtypes.computed_int(dtypes.promoted(ints, torch.int64)))
 
 
 def forward(
@@ -173,19 +40,27 @@ def forward(
     work = Work(
         {i.name: aligned(scan, i.dims, t, sizes) for i, t in zip(scan.inputs, tensors, strict=True)},
         {n: _view(scan, place, sizes) for n, place in rooms.items()},
-        dict(zip(names, initial, strict=True)),
-        dict(zip(names, result.finals, strict=True)),
-        dict(zip(names, result.kept, strict=True)) if keep else {},
-        options.reverse,
+        {n: View.of(t) for n, t in zip(names, initial, strict=True)},
+        {n: View.of(t) for n, t in zip(names, result.finals, strict=True)},
+        {n: View.of(t) for n, t in zip(names, result.kept, strict=True)} if keep else {},
     )
     if not sizes[TIME]:
-        for final, x0 in zip(result.finals, initial, strict=True):
-            final.copy_(x0)
+        _pass_through(result.finals, initial)
     elif prod(sizes.values()):
-        run_forward(text, work, _spacing(sizes[TIME]) if keep else 0, options.dtype)
+        _forward(text, scan, work.flipped() if options.reverse else work, sizes, options, keep)
     for place in rooms.values():
         place.settle(scan)
     return result
+
+
+def _forward(text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: bool) -> None:
+    chosen = kernel_plan(scan, sizes, options.lowering)
+    spacing = spacing_of(sizes[TIME]) if keep else 0
+    ran(LastRun(scan.name, chosen.plan))
+    if chosen.chunks is None:
+        launch(partial(pipeline.forward_kernel, text), work, options.dtype, spacing=spacing)
+    else:
+        split.forward(text, pipeline.chunked(text), work, chosen.chunks, spacing, options.dtype)
 
 
 def allocate(
@@ -198,13 +73,8 @@ def allocate(
         for o, dtype in zip(scan.outputs, output_dtypes(scan, tensors, options.dtype), strict=True)
     ]
     finals = [torch.empty_like(x0, memory_format=torch.contiguous_format) for x0 in initial]
-    rows = forward_rows(sizes[TIME], _spacing(sizes[TIME])) if keep else 0
+    rows = kept_rows(sizes[TIME]) if keep else 0
     return Result(outputs, finals, [x0.new_empty((rows, *x0.shape)) for x0 in initial] if keep else [])
-
-
-def _spacing(steps: int) -> int:
-    """The rows of the backward kernel's tile: what is kept follows it."""
-    return tile_plan(steps, 1, 1, (4,), backward=True).rows
 
 
 def backward(
@@ -213,12 +83,12 @@ def backward(
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """The gradients of the wanted inputs in the scan's order, and the adjoint's final states."""
     scan = load(text)
-    derived = adjoint(widen(scan), wanted.inputs, wanted.present, wanted.initial)
+    derived = adjoint(pipeline.widen(scan), wanted.inputs, wanted.present, wanted.initial)
     sizes = sizes_of(scan, tensors, ())
     dims = {i.name: i.dims for i in scan.inputs} | {n: scan.outputs[0].dims for _, n in derived.cotangents}
     given = dict(zip((i.name for i in scan.inputs), tensors, strict=True))
     given |= dict(zip((n for _, n in derived.cotangents), cotangents, strict=True))
-    gradients = {
+    rooms = {
         g: room(
             scan,
             dims[i],
@@ -232,20 +102,37 @@ def backward(
     ends = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in seeds]
     work = Work(
         {n: aligned(scan, dims[n], t, sizes) for n, t in given.items()},
-        {n: _view(scan, place, sizes) for n, place in gradients.items()},
-        dict(zip(mus, seeds, strict=True)),
-        dict(zip(mus, ends, strict=True)),
-        dict(zip((s.name for s in scan.states), kept, strict=True)),
-        options.reverse,
+        {n: _view(scan, place, sizes) for n, place in rooms.items()},
+        {n: View.of(t) for n, t in zip(mus, seeds, strict=True)},
+        {n: View.of(t) for n, t in zip(mus, ends, strict=True)},
+        {s.name: View.of(t) for s, t in zip(scan.states, kept, strict=True)},
     )
     if not sizes[TIME]:
-        for end, seed in zip(ends, seeds, strict=True):
-            end.copy_(seed)
+        _pass_through(ends, seeds)
     elif prod(sizes.values()):
-        run_backward(text, wanted, work, _spacing(sizes[TIME]), options.dtype)
-    for place in gradients.values():
+        _backward(text, wanted, derived.scan, work.flipped() if options.reverse else work, sizes, options)
+    for place in rooms.values():
         place.settle(scan)
-    return [place.target for place in gradients.values()], ends
+    return [place.target for place in rooms.values()], ends
+
+
+def _backward(
+    text: str, wanted: Wanted, scan: Scan, work: Work, sizes: dict[str, int], options: Options
+) -> None:
+    chosen = kernel_plan(scan, sizes, options.lowering)
+    spacing = spacing_of(sizes[TIME])
+    ran(LastRun(scan.name, chosen.plan))
+    if chosen.chunks is None:
+        launch(partial(pipeline.backward_kernel, text, wanted), work, options.dtype, rows=spacing)
+    else:
+        scans = pipeline.chunked_adjoint(text, wanted)
+        split.backward(text, wanted, scans, work, chosen.chunks, spacing, options.dtype)
+
+
+def _pass_through(ends: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
+    """No steps: the states stay."""
+    for end, start in zip(ends, starts, strict=True):
+        end.copy_(start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,5 +162,5 @@ def room(
     return Room(dims, target, target.new_empty([sizes[a] for a in scan.axes], dtype=computed))
 
 
-def _view(scan: Scan, place: Room, sizes: dict[str, int]) -> Tensor:
+def _view(scan: Scan, place: Room, sizes: dict[str, int]) -> View:
     return aligned(scan, place.dims if place.whole is place.target else scan.axes, place.whole, sizes)

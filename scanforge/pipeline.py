@@ -11,16 +11,22 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from scanforge.adjoint import Adjoint, adjoint
+import torch
+
+from scanforge import dtypes
+from scanforge.adjoint import Adjoint, adjoint, full_adjoint
 from scanforge.cache import load_kernel_module, load_module
+from scanforge.compose import carry, on_itself
 from scanforge.declare import Operator, declaration
 from scanforge.emit import ordered_tile
 from scanforge.emit.ordered_tile import Form, Kernel
 from scanforge.emit.reference import module
 from scanforge.ir.builder import Builder
 from scanforge.ir.program import Program
-from scanforge.ir.scan import TIME, Output, Scan, before, dump, load
+from scanforge.ir.scan import TIME, Leaf, Output, Scan, before, dump, load
 from scanforge.laws import ensure
+from scanforge.plan import tile_plan
+from scanforge.schedule import step_program
 from scanforge.trace import Signature, Traced, trace
 
 
@@ -92,6 +98,59 @@ def backward_kernel(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, Any]
     kernel = ordered_tile.backward_kernel(derived.scan, derived.step, scan, form)
     # Triton text -> module on disk
     return kernel, load_kernel_module(kernel.source).kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """The two scans beside a recurrence that runs in chunks, as text, and the names in them."""
+
+    leaves: tuple[tuple[Leaf, str], ...]  # of the aggregate, with the states that compose them
+    aggregate: str
+    carry: str
+
+
+@lru_cache(maxsize=4096)
+def chunked(text: str) -> Chunked:
+    """A recurrence's aggregate of a chunk, and its carry over chunks."""
+    return _chunked(widen(load(text)))
+
+
+@lru_cache(maxsize=4096)
+def chunked_adjoint(text: str, wanted: Wanted) -> Chunked:
+    """The same of a recurrence's adjoint."""
+    return _chunked(adjoint(widen(load(text)), wanted.inputs, wanted.present, wanted.initial).scan)
+
+
+def _chunked(scan: Scan) -> Chunked:
+    aggregate = on_itself(scan)
+    names = (s.name for s in aggregate.states)
+    return Chunked(tuple(zip(scan.operator.leaves, names, strict=True)), dump(aggregate), dump(carry(scan)))
+
+
+@lru_cache(maxsize=4096)
+def backward_aggregate(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, Any]:
+    """The kernel that composes the adjoint's elements of a chunk, downwards."""
+    # text -> ir.Scan, its inputs widened to all axes
+    scan = widen(load(text))
+    # ir.Scan -> Adjoint -> the ir.Scan of its operator on itself
+    aggregate = on_itself(adjoint(scan, wanted.inputs, wanted.present, wanted.initial).scan)
+    # ir.Scan, ir.Scan -> Kernel, Triton text
+    kernel = ordered_tile.backward_kernel(aggregate, step_program(aggregate), scan, form)
+    # Triton text -> module on disk
+    return kernel, load_kernel_module(kernel.source).kernel
+
+
+def kernel_source(text: str, which: str, steps: int, lanes: int, inputs: int, dtype: torch.dtype) -> str:
+    """The text of the ordered-tile kernel that tensors of this dtype would run, for people."""
+    scan = widen(load(text))
+    computed = dtypes.name(dtypes.computed([dtype]))
+    down = which == "backward"
+    tile = tile_plan(steps, lanes, 1, (dtype.itemsize,) * inputs, backward=down)
+    form = Form(tile.rows, 1, computed, "int64", 0)
+    if not down:
+        return ordered_tile.forward_kernel(scan, form).source
+    derived = full_adjoint(scan)
+    return ordered_tile.backward_kernel(derived.scan, derived.step, scan, form).source
 
 
 def widen(scan: Scan) -> Scan:

@@ -73,3 +73,55 @@ def tile_plan(steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], *,
     shared = rows * lanes * loaded * -(-programs // PROCESSORS)
     stages = 1 + min(-(-IN_FLIGHT // per_stage), SHARED // shared)
     return Tile(rows, lanes, max(2, min(stages, 8)))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """How time is cut: `count` chunks of `length` steps, and the rest."""
+
+    count: int
+    length: int
+    rest: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """The plan of a kernel backend, with how time is cut, if it is."""
+
+    plan: Plan
+    chunks: Chunks | None
+
+
+CHUNK = 64  # chunks are of whole tiles, of both directions
+FILLING = 8192  # lanes that fill the device: below, time is split (measured on an H200)
+
+
+def kernel_plan(scan: Scan, sizes: dict[str, int], lowering: str = "") -> KernelPlan:
+    """Ordered tiles where the lanes fill the device, else time in chunks; `lowering` forces one."""
+    steps, lanes = sizes[TIME], prod(sizes[a] for a in scan.lanes)
+    chunks = chunk_plan(steps, lanes)
+    worth = lanes < FILLING and steps >= 1024 and bool(scan.states)
+    chosen = lowering or ("split" if worth else "ordered_tile")
+    why = "forced by lowering=" if lowering else f"{lanes} lanes {'do not ' if worth else ''}fill the device"
+    if chosen == "split" and chunks is not None:
+        return KernelPlan(Plan("triton", "split", why), chunks)
+    return KernelPlan(Plan("triton", "ordered_tile", why), None)
+
+
+def chunk_plan(steps: int, lanes: int) -> Chunks | None:
+    """As many chunks as fill the device twice, of whole tiles; None if there is not one whole chunk."""
+    wanted = max(2, -(-2 * FILLING // max(lanes, 1)))
+    length = max(CHUNK, -(-steps // wanted) // CHUNK * CHUNK)
+    count = steps // length
+    return Chunks(count, length, steps - count * length) if count else None
+
+
+def spacing_of(steps: int) -> int:
+    """A state is kept for every tile of the backward kernel: so many rows."""
+    return tile_plan(steps, 1, 1, (4,), backward=True).rows
+
+
+def kept_rows(steps: int) -> int:
+    """How many states are kept: before each tile of the backward kernel, and each row of the rest."""
+    spacing = spacing_of(steps)
+    return steps // spacing + steps % spacing

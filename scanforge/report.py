@@ -13,9 +13,9 @@ from scanforge.declare import Declaration
 from scanforge.emit.folding import equations
 from scanforge.facts import facts
 from scanforge.ir.program import Program
-from scanforge.ir.scan import Input, Output, Scan, before
+from scanforge.ir.scan import TIME, Input, Output, Scan, before
 from scanforge.launch import kept_states
-from scanforge.plan import plan
+from scanforge.plan import kernel_plan, plan, spacing_of, tile_plan
 from scanforge.trace import Traced
 from scanforge.validate import Report
 
@@ -98,13 +98,32 @@ def _plan(scan: Scan, sizes: dict[str, int], dtype: torch.dtype) -> str:
     return _section(
         f"plan for {shown} in {dtypes.name(dtype)}",
         [
-            f"{chosen.backend}, {chosen.lowering}: {chosen.why}",
+            f"on the CPU: the reference, {chosen.lowering}: {chosen.why}",
+            f"on a GPU: {_kernels(scan, sizes, dtype)}",
             f"computed and carried in {dtypes.name(computed)}",
-            f"kept for the backward pass: {_kept(held, kept, computed)}",
+            f"kept for the backward pass: {_kept(held, kept, computed)}; on a GPU the states before every "
+            f"{spacing_of(sizes[TIME])} steps, from which the backward kernel runs each tile again",
             f"bytes, each read or written once: forward {_bytes(scan, sizes, dtype, computed)}, "
             f"backward {_bytes(back, sizes, dtype, computed)}",
         ],
     )
+
+
+def _kernels(scan: Scan, sizes: dict[str, int], dtype: torch.dtype) -> str:
+    """The lowering and the tiles, forward and backward, of the kernels."""
+    chosen = kernel_plan(scan, sizes)
+    cut = chosen.chunks
+    steps, lanes = (cut.length, cut.count) if cut else (sizes[TIME], 1)
+    lanes *= prod(sizes[a] for a in scan.lanes)
+    tiles = []
+    for name, fields, down in (
+        ("forward", len(scan.inputs), False),
+        ("backward", len(scan.inputs) + 1, True),
+    ):
+        tile = tile_plan(steps, lanes, 1, (dtype.itemsize,) * fields, backward=down)
+        tiles.append(f"{name} R={tile.rows} BD={tile.lanes} NS={tile.stages}")
+    chunks = f", {cut.count} chunks of {cut.length} steps" if cut else ""
+    return f"Triton, {chosen.plan.lowering}: {chosen.plan.why}{chunks}; tiles {', '.join(tiles)}"
 
 
 def _kept(held: list[str], kept: list[str], computed: torch.dtype) -> str:

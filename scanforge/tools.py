@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from scanforge.adjoint import full_adjoint
-from scanforge.backend import lowering_of
+from scanforge.backend import LOWERINGS, lowering_of
 from scanforge.call import Bound, bind
 from scanforge.declare import Declaration, Operator, declaration
 from scanforge.emit.reference import module
 from scanforge.errors import ArgumentError
+from scanforge.pipeline import kernel_source
 from scanforge.report import explain_text, show_report
 from scanforge.trace import Signature, trace
 from scanforge.validate import Report, validate
@@ -63,9 +66,13 @@ def source(
     *,
     backend: str | None = None,
     lowering: str | None = None,
+    dtype: torch.dtype = torch.float32,
     **sizes: int,
 ) -> str:
     """The generated code of an operator, "forward" or "backward": a module that runs on its own.
+
+    `backend` is "reference" (PyTorch, the default here) or "triton"; the kernel is that for tensors of `dtype`
+    and of these sizes.
 
     Example:
         >>> import scanforge as sf
@@ -74,11 +81,18 @@ def source(
     """
     if which not in {"forward", "backward"}:
         raise ArgumentError(f"source of {which!r} is not generated: write 'forward' or 'backward'.")
+    chosen = backend or "reference"
+    if chosen not in LOWERINGS:
+        raise ArgumentError(f"backend={backend!r} is no backend: write 'reference' or 'triton'.")
+    form = lowering_of(lowering, chosen)
     declared = declaration(operator)
     bound = _example(operator, declared, shapes, sizes)
-    scan_ir = trace(operator, Signature(bound.axes, bound.dims)).scan
-    shown = full_adjoint(scan_ir).scan if which == "backward" else scan_ir
-    return module(shown, lowering_of(lowering, backend or "reference") or "loop")
+    traced = trace(operator, Signature(bound.axes, bound.dims))
+    if chosen == "triton":
+        steps, lanes = bound.shape[bound.time], prod(bound.lanes)
+        return kernel_source(traced.text, which, steps, lanes, len(declared.leaves), dtype)
+    shown = full_adjoint(traced.scan).scan if which == "backward" else traced.scan
+    return module(shown, form or "loop")
 
 
 def _sizes(operator: type[Operator], sizes: dict[str, int]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from scanforge.captured import fingerprint
+from scanforge.compose import on_itself
 from scanforge.declare import Declaration, Operator, declaration
 from scanforge.errors import TraceError
 from scanforge.ir import scan as ir
@@ -242,32 +243,7 @@ def _natural(signature: Signature) -> tuple[str, ...]:
 
 def prefix_scan(traced: Traced) -> Traced:
     """The scan of an operator on itself: its states are the composed elements of steps 0..t."""
-    old, operator = traced.scan, traced.scan.operator
-    lanes = old.lanes
-    states = tuple(ir.State(f"{x.name}_prefix", x.kind, lanes, x.identity, x.domain) for x in operator.leaves)
-    apply = Builder(f"{operator.name}.combine", where="")
-    later = {f"later_{x.name}": apply.input(x.name, x.kind) for x in operator.leaves}
-    earlier = {
-        f"earlier_{x.name}": apply.input(s.name, s.kind) for x, s in zip(operator.leaves, states, strict=True)
-    }
-    made = apply.inline(operator.combine, later | earlier)
-    composed = apply.finish({s.name: made[x.name] for x, s in zip(operator.leaves, states, strict=True)})
-    readout = Builder(f"{operator.name}.prefixes", old.axes, where="")
-    for i in old.inputs:
-        readout.input(i.name, i.kind, _in_order(old.axes, i.axes))
-    after: dict[str, Value] = {}
-    for state in states:
-        readout.input(ir.before(state.name), state.kind, old.axes)
-        after[state.name] = readout.input(state.name, state.kind, old.axes)
-    scan = ir.Scan(
-        name=f"{old.name}.prefixes",
-        axes=old.axes,
-        inputs=old.inputs,
-        states=states,
-        operator=ir.Operator(operator.name, operator.leaves, states, operator.combine, composed),
-        element=old.element,
-        readout=readout.finish(after),
-        outputs=tuple(ir.Output(s.name, s.kind, old.outputs[0].dims) for s in states),
-    )
-    prefixes = tuple((leaf, tuple(f"{p}_prefix" for p in real_names)) for leaf, real_names in traced.leaves)
-    return Traced(check_scan(scan), ir.dump(scan), traced.operator, traced.leaves, prefixes)
+    scan = on_itself(traced.scan, traced.scan.outputs[0].dims)
+    names = dict(zip((x.name for x in scan.operator.leaves), (s.name for s in scan.states), strict=True))
+    prefixes = tuple((leaf, tuple(names[p] for p in real_names)) for leaf, real_names in traced.leaves)
+    return Traced(scan, ir.dump(scan), traced.operator, traced.leaves, prefixes)

@@ -15,10 +15,10 @@ VOCABULARY = ["errors", "dtypes", "ir"]
 # From the user's class down to the shell: each may import what stands before it. `pipeline` composes the
 # pure stages above it; what runs and reports stands below and calls it.
 STAGES = [
-    "maths", "fields", "declare", "operators", "captured", "trace", "sampling", "laws", "vjp", "prune",
+    "maths", "fields", "declare", "operators", "captured", "compose", "trace", "sampling", "laws", "vjp", "prune",
     "schedule", "affine", "adjoint", "facts", "backend", "call", "plan", "emit", "cache", "pipeline",
     "launch",
-    "launch_triton", "tune", "library", "op", "validate", "report", "api", "tools", "distributed", "cli",
+    "views", "work", "split", "launch_triton", "tune", "library", "op", "validate", "report", "api", "tools", "distributed", "cli",
     "__init__",
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Bad input: a typed error before anything runs, a whole sentence with the operator, the field and what to write."""
+"""Bad input: a typed error before anything runs, with the operator, the field and what to write."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ def writes_into(self, h):
 
 UNKNOWN = "whose number is not known while the method is traced"
 LANE = "A value is one lane's number"
-SHOWN = ["Decay.apply (test_bad_input.py:", UNKNOWN]
+SHOWN = ["Decay.apply (test_bad_methods.py:", UNKNOWN]
 CHOICE = [*SHOWN, "sf.where(condition, a, b)", "sf.minimum or sf.maximum"]
-CAPTURED = ["Decay.apply (test_bad_input.py:", "`w = sf.Element(identity=...)`", "self.w", "w=tensor"]
+CAPTURED = ["Decay.apply (test_bad_methods.py:", "`w = sf.Element(identity=...)`", "self.w", "w=tensor"]
 METHODS = {
     "if": (applies(lambda self, h: h if h > 0 else self.a), [*CHOICE, "`h > 0.0`"]),
     "and": (applies(lambda self, h: sf.where((h > 0) and (h < 1), h, 0.0)), [*CHOICE, "& | ~"]),
@@ -96,18 +96,18 @@ METHODS = {
     ),
     "a method of tensors": (
         applies(lambda self, h: h.exp()),
-        ["Decay.apply (test_bad_input.py:", ".exp of `h`", "Write sf.exp"],
+        ["Decay.apply (test_bad_methods.py:", ".exp of `h`", "Write sf.exp"],
     ),
     "a shape": (
         applies(lambda self, h: h * h.shape[0]),
-        ["Decay.apply (test_bad_input.py:", ".shape of `h`", "one lane's number"],
+        ["Decay.apply (test_bad_methods.py:", ".shape of `h`", "one lane's number"],
     ),
     "index": (applies(lambda self, h: h[0]), [*SHOWN, "indexes `h`", LANE]),
     "item assignment": (applies(writes_into), [*SHOWN, LANE]),
     "iteration": (applies(lambda self, h: sum(v for v in h)), [*SHOWN, "iterates over `h`", LANE]),
     "length": (applies(lambda self, h: h * len(h)), [*SHOWN, LANE]),
     "as an index": (applies(lambda self, h: [1.0, 2.0][h]), [*SHOWN, LANE]),
-    "range": (applies(lambda self, h: [h for _ in range(h)][0]), [*SHOWN, LANE]),
+    "range": (applies(lambda self, h: next(h for _ in range(h))), [*SHOWN, LANE]),
     "%": (applies(lambda self, h: h % 2), [*SHOWN, "a - b * sf.floor(a / b)"]),
     "//": (applies(lambda self, h: 7 // h), [*SHOWN, "sf.floor(a / b)"]),
     "@": (applies(lambda self, h: h @ h), [*SHOWN, LANE]),
@@ -123,15 +123,15 @@ METHODS = {
     "an array": (applies(lambda self, h: numpy.ones(3) * h), [*CAPTURED, "ndarray of shape (3,)"]),
     "a text": (
         applies(lambda self, h: h + "1"),
-        ["Decay.apply (test_bad_input.py:", "a str as an operand", "sf.exp"],
+        ["Decay.apply (test_bad_methods.py:", "a str as an operand", "sf.exp"],
     ),
     "None": (
         applies(lambda self, h: h + None),
-        ["Decay.apply (test_bad_input.py:", "a NoneType as an operand"],
+        ["Decay.apply (test_bad_methods.py:", "a NoneType as an operand"],
     ),
     "a complex number": (
         applies(lambda self, h: 1j * h),
-        ["Decay.apply (test_bad_input.py:", "1j", "ComplexAffine"],
+        ["Decay.apply (test_bad_methods.py:", "1j", "ComplexAffine"],
     ),
     "order of complex values": (
         applies(lambda self, h: sf.where(self.a > 0, h, self.b), a=x * 1j),
@@ -139,7 +139,7 @@ METHODS = {
     ),
     "sqrt of a complex value": (
         applies(lambda self, h: sf.sqrt(self.a) * h, a=x * 1j),
-        ["sf.sqrt (test_bad_input.py:", "no complex form", "sf.abs(x)"],
+        ["sf.sqrt (test_bad_methods.py:", "no complex form", "sf.abs(x)"],
     ),
     "power of a complex value": (
         applies(lambda self, h: self.a**0.5 * h, a=x * 1j),
@@ -147,29 +147,29 @@ METHODS = {
     ),
     "a bool as a number": (
         applies(lambda self, h: (h > 0) + h),
-        ["Decay.apply (test_bad_input.py:", "sf.where(flag, 1.0, 0.0)"],
+        ["Decay.apply (test_bad_methods.py:", "sf.where(flag, 1.0, 0.0)"],
     ),
-    "& of numbers": (applies(lambda self, h: h & h), ["Decay.apply (test_bad_input.py:", "compare first"]),
+    "& of numbers": (applies(lambda self, h: h & h), ["Decay.apply (test_bad_methods.py:", "compare first"]),
     "sf.exp of a number": (
         applies(lambda self, h: sf.exp(1.0) * h),
-        ["sf.exp (test_bad_input.py:", "math.exp"],
+        ["sf.exp (test_bad_methods.py:", "math.exp"],
     ),
     "self.a assigned": (
         applies(assigns("a")),
-        ["Decay (test_bad_input.py:", "self.a", "never changes", "Decay(a=..., b=...)"],
+        ["Decay (test_bad_methods.py:", "self.a", "never changes", "Decay(a=..., b=...)"],
     ),
     "self.other assigned": (
         applies(assigns("other")),
-        ["Decay (test_bad_input.py:", "self.other", "Use a local name"],
+        ["Decay (test_bad_methods.py:", "self.other", "Use a local name"],
     ),
-    "self.a deleted": (applies(deletes), ["Decay (test_bad_input.py:", "self.a"]),
+    "self.a deleted": (applies(deletes), ["Decay (test_bad_methods.py:", "self.a"]),
     "a field that is not there": (
         applies(lambda self, h: self.c * h),
-        ["Decay (test_bad_input.py:", "'c'", "`c = sf.Element(identity=...)`"],
+        ["Decay (test_bad_methods.py:", "'c'", "`c = sf.Element(identity=...)`"],
     ),
     "a state as a field": (
         applies(lambda self, h: self.h + self.b),
-        ["Decay (test_bad_input.py:", "self.h", "def apply(self, h)"],
+        ["Decay (test_bad_methods.py:", "self.h", "def apply(self, h)"],
     ),
     "a value of another trace": (
         applies(lambda self, h: kept[0] * h, combine=keeps_in_combine),
@@ -233,7 +233,7 @@ def test_the_line_is_the_users():
         return h if h > 0 else self.a  # the line that is named
 
     line = step.__code__.co_firstlineno + 1
-    assert f"test_bad_input.py:{line}" in check(applies(step), sf.TraceError)
+    assert f"test_bad_methods.py:{line}" in check(applies(step), sf.TraceError)
 
 
 def test_a_value_of_an_earlier_call():

@@ -1,0 +1,91 @@
+"""Times on a CUDA device, in milliseconds: by replay of a graph, and as called from Python."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+CALLS, REPLAYS = 10, 30
+REPEATS = 20
+FLUSH = 256 << 20  # bytes written between calls: several times any L2
+COPIED = 1 << 30
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one call, over several."""
+
+    min: float
+    median: float
+    max: float
+
+
+def summary(times: list[float]) -> Times:
+    return Times(min(times), median(times), max(times))
+
+
+def captured(call: Callable[[], Any], calls: int = CALLS) -> torch.cuda.CUDAGraph:
+    """A graph of so many calls, captured on the current stream, which must not be the default one.
+
+    A backward pass runs on its forward pass's stream, so both belong on this one.
+    """
+    call()  # compiled and loaded before capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for _ in range(calls):
+            call()
+    return graph
+
+
+def replayed(call: Callable[[], Any], calls: int = CALLS, replays: int = REPLAYS) -> Times:
+    """The device's time for one call, the host's left out: replays of a graph of several, back to back."""
+    graph = captured(call, calls)
+    for _ in range(3):
+        graph.replay()
+    marks = [_mark()]
+    for _ in range(replays):
+        graph.replay()
+        marks.append(_mark())
+    torch.cuda.synchronize()
+    return summary([a.elapsed_time(b) / calls for a, b in zip(marks, marks[1:], strict=False)])
+
+
+def called(call: Callable[[], Any], repeats: int = REPEATS) -> tuple[Times, Times]:
+    """(device, host) times of a call from Python, as Triton's do_bench takes them.
+
+    L2 is flushed before each call, and the events stand around the call, so that gaps between its launches
+    count where the host is slower than the device. The host's time is until the call returns.
+    """
+    flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    pairs, host = [], []
+    for _ in range(repeats):
+        flush.zero_()
+        start = _mark()
+        before = time.perf_counter()
+        call()
+        host.append(1e3 * (time.perf_counter() - before))
+        pairs.append((start, _mark()))
+    torch.cuda.synchronize()
+    return summary([a.elapsed_time(b) for a, b in pairs]), summary(host)
+
+
+def copy_times() -> Times:
+    """Of copying 1 GiB from one place of the device's memory to another."""
+    source = torch.randn(COPIED // 4, device="cuda")
+    target = torch.empty_like(source)
+    return replayed(lambda: target.copy_(source))
+
+
+def _mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
