@@ -33,6 +33,7 @@ class Primitive:
     sympy: Rule
     rational: bool = False  # maps rationals to rationals
     literal: bool = False  # the torch text takes Python numbers beside tensors
+    gate: Rule | None = None  # of a selection: per argument ((condition, closes if true), tie), for vjp.py
     doc: str = ""  # of the function `sf.<name>`; empty for what Python writes as a sign
 
 
@@ -104,15 +105,18 @@ _ARITHMETIC = [
     Primitive("minimum", "number", "minimum({0}, {1})", "torch.minimum({0}, {1})", "minimum({0}, {1})",
               lambda g, y, a, b: (_ties(g, a, b, "gt"), _ties(g, b, a, "gt")),
               lambda m, a, b: min(a, b), lambda s, a, b: s.Min(a, b), True,
+              gate=lambda a, b: (((b < a, True), a == b), ((a < b, True), a == b)),
               doc="The smaller of two; a tie splits the gradient in half, NaN propagates."),
     Primitive("maximum", "number", "maximum({0}, {1})", "torch.maximum({0}, {1})", "maximum({0}, {1})",
               lambda g, y, a, b: (_ties(g, a, b, "lt"), _ties(g, b, a, "lt")),
               lambda m, a, b: max(a, b), lambda s, a, b: s.Max(a, b), True,
+              gate=lambda a, b: (((a < b, True), a == b), ((b < a, True), a == b)),
               doc="The larger of two; a tie splits the gradient in half, NaN propagates."),
     Primitive("where", "select", "where({0}, {1}, {2})", "torch.where({0}, {1}, {2})",
               "tl.where({0}, {1}, {2})",
               lambda g, y, c, a, b: (None, c.call("where", g, 0.0), c.call("where", 0.0, g)),
               lambda m, c, a, b: a if c else b, lambda s, c, a, b: s.Piecewise((a, c), (b, True)), True, True,
+              gate=lambda c, a, b: (None, ((c, False), None), ((c, True), None)),
               doc="The second where the condition holds, else the third; the other branch gets gradient 0."),
     Primitive("to_float", "cast", "float({0})", "{0}.to(dtype)", "{0}.to(FLOAT)", lambda g, y, x: (None,),
               lambda m, x: x, lambda s, x: x, True),
