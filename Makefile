@@ -19,6 +19,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 demo: $(ENV)
 	$(PYTHON) examples/prices.py
+	$(PYTHON) examples/kernels.py
 
 test: check
 	$(PYTEST) -m "not slow and not gpu"
@@ -37,8 +38,13 @@ format: $(ENV)
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
 
+# On a GPU what docs/performance.md shows: times as JSON, then figures and tables; else the reference's times.
 bench: $(ENV)
-	$(PYTHON) -m pytest benchmarks --benchmark-only --benchmark-group-by=func,param:steps
+	@if $(PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+		$(PYTHON) benchmarks/scan.py && $(PYTHON) benchmarks/figures.py; \
+	else \
+		$(PYTHON) -m pytest benchmarks/test_reference.py --benchmark-only --benchmark-group-by=func,param:steps; \
+	fi
 
 # setuptools comes first, so that the editable build runs with the pinned one and not with a fresh download.
 .venv/.installed: pyproject.toml constraints.txt

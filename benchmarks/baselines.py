@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 
-def add(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Two random tensors and room for `torch.add(x, y, out=room)`, which moves the bytes of a forward scan."""
+def addends(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Two random tensors, and room for their sum: `torch.add` moves the bytes of a forward scan."""
     x, y = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
     return x, y, torch.empty_like(x)
 

@@ -130,10 +130,13 @@ def prepare(row: Row, device: str, seed: int = 0) -> Work:
     with torch.device(device):
         generator = torch.Generator(device).manual_seed(seed)
         leaves = DRAWS.get(row.operator, case.draw)(generator, row.size, row.dtype)
-        if case.exact_on_grid and not case.selects:
-            leaves = catalogue.on_grid(leaves)  # else rounding would choose another branch of a maximum
+        # Drawn in the row's dtype, so that an output can hold it: what only selects is then exact.
+        initial = case.draw_initial(generator, (b, d), row.dtype)
+        if case.exact_on_grid and not case.selects:  # else rounding may choose another branch of a maximum
+            leaves, start = catalogue.on_grid(leaves), catalogue.on_grid(dict(enumerate(initial)))
+            initial = tuple(start.values())
+        initial = tuple(x.float() if x.is_floating_point() else x for x in initial)
         leaves = {n: x.contiguous() if row.layout == "btd" else _turned(x) for n, x in leaves.items()}
-        initial = case.draw_initial(generator, (b, d), torch.float32)
         kinds = (row.dtype,) * len(case.float_states) + (torch.float32,) * len(case.float_states)
         shapes = (row.shape,) * len(case.float_states) + ((b, d),) * len(case.float_states)
         cotangents = tuple(

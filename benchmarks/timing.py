@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -53,7 +54,7 @@ def replayed(call: Callable[[], Any], calls: int = CALLS, replays: int = REPLAYS
         graph.replay()
         marks.append(_mark())
     torch.cuda.synchronize()
-    return summary([a.elapsed_time(b) / calls for a, b in zip(marks, marks[1:], strict=False)])
+    return summary([a.elapsed_time(b) / calls for a, b in pairwise(marks)])
 
 
 def called(call: Callable[[], Any], repeats: int = REPEATS) -> tuple[Times, Times]:

@@ -18,7 +18,7 @@ from scanforge.adjoint import adjoint
 from scanforge.ir.scan import TIME, Scan, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.pipeline import Wanted
-from scanforge.plan import kept_rows, kernel_plan, spacing_of
+from scanforge.plan import KernelPlan, kept_rows, kernel_plan, spacing_of
 from scanforge.views import View, aligned
 from scanforge.work import Work, launch
 
@@ -55,7 +55,7 @@ def forward(
 
 def _forward(text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: bool) -> None:
     chosen = kernel_plan(scan, sizes, options.lowering)
-    spacing = spacing_of(sizes[TIME]) if keep else 0
+    spacing = spacing_of(scan, sizes[TIME]) if keep else 0
     ran(LastRun(scan.name, chosen.plan))
     if chosen.chunks is None:
         launch(partial(pipeline.forward_kernel, text), work, options.dtype, spacing=spacing)
@@ -73,7 +73,7 @@ def allocate(
         for o, dtype in zip(scan.outputs, output_dtypes(scan, tensors, options.dtype), strict=True)
     ]
     finals = [torch.empty_like(x0, memory_format=torch.contiguous_format) for x0 in initial]
-    rows = kept_rows(sizes[TIME]) if keep else 0
+    rows = kept_rows(scan, sizes[TIME]) if keep else 0
     return Result(outputs, finals, [x0.new_empty((rows, *x0.shape)) for x0 in initial] if keep else [])
 
 
@@ -110,18 +110,18 @@ def backward(
     if not sizes[TIME]:
         _pass_through(ends, seeds)
     elif prod(sizes.values()):
-        _backward(text, wanted, derived.scan, work.flipped() if options.reverse else work, sizes, options)
+        spacing = spacing_of(scan, sizes[TIME])
+        flipped = work.flipped() if options.reverse else work
+        _backward(text, wanted, flipped, kernel_plan(derived.scan, sizes, options.lowering), spacing, options)
     for place in rooms.values():
         place.settle(scan)
     return [place.target for place in rooms.values()], ends
 
 
 def _backward(
-    text: str, wanted: Wanted, scan: Scan, work: Work, sizes: dict[str, int], options: Options
+    text: str, wanted: Wanted, work: Work, chosen: KernelPlan, spacing: int, options: Options
 ) -> None:
-    chosen = kernel_plan(scan, sizes, options.lowering)
-    spacing = spacing_of(sizes[TIME])
-    ran(LastRun(scan.name, chosen.plan))
+    ran(LastRun(f"{load(text).name}.adjoint", chosen.plan))
     if chosen.chunks is None:
         launch(partial(pipeline.backward_kernel, text, wanted), work, options.dtype, rows=spacing)
     else:

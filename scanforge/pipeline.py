@@ -25,7 +25,7 @@ from scanforge.ir.builder import Builder
 from scanforge.ir.program import Program
 from scanforge.ir.scan import TIME, Leaf, Output, Scan, before, dump, load
 from scanforge.laws import ensure
-from scanforge.plan import tile_plan
+from scanforge.plan import spacing_of, tile_plan
 from scanforge.schedule import step_program
 from scanforge.trace import Signature, Traced, trace
 
@@ -145,7 +145,8 @@ def kernel_source(text: str, which: str, steps: int, lanes: int, inputs: int, dt
     scan = widen(load(text))
     computed = dtypes.name(dtypes.computed([dtype]))
     down = which == "backward"
-    tile = tile_plan(steps, lanes, 1, (dtype.itemsize,) * inputs, backward=down)
+    spacing = spacing_of(scan, steps) if down else 0
+    tile = tile_plan(steps, lanes, 1, (dtype.itemsize,) * inputs, backward=down, rows=spacing)
     form = Form(tile.rows, 1, computed, "int64", 0)
     if not down:
         return ordered_tile.forward_kernel(scan, form).source

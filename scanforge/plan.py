@@ -56,23 +56,41 @@ class Tile:
     stages: int
 
 
-IN_FLIGHT = 7_500_000  # bytes over the device: where the H200 runs best (6.5 to 8.5 MB)
-SHARED = 225_000  # bytes of shared memory of one SM
-PROCESSORS = 132
+# Measured on an H200 (docs/dev/lab-notes.md): what decides is the bytes in flight over the device.
+IN_FLIGHT = {False: 6_300_000, True: 8_400_000}  # in bytes, by whether there are 16-bit inputs alone
+RESIDENT = 16_896  # lanes that are at work at one time: 128 on each of 132 processors
+SHARED = 225_000  # bytes of shared memory of one processor
 
 
-def tile_plan(steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], *, backward: bool) -> Tile:
-    """The tile for loads of these sizes in bytes: large R, and as many stages as keep the device busy."""
-    widest, loaded = max(itemsizes), sum(itemsizes)
-    lanes = 128 if inner >= 128 and inner * outer >= 128 * 128 else 64 if inner >= 64 else 32
-    rows = 16 if backward or widest > 2 or len(itemsizes) > 3 else 64
+def tile_plan(
+    steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], *, backward: bool, rows: int = 0
+) -> Tile:
+    """The tile for inputs of these sizes in bytes: large R, and as many stages as keep the device busy.
+
+    `rows` forces R, which for a backward kernel is the spacing of what was kept.
+    """
+    widest, loaded, total = max(itemsizes), sum(itemsizes), inner * outer
+    wide = inner >= 128 and total >= 128 * 128 and not (backward and widest > 2)
+    lanes = 128 if wide else 64 if inner >= 64 else 32
+    rows = rows or _forward_rows(steps, len(itemsizes), widest, lanes)
+    at_work = min(total, RESIDENT)
+    wanted = IN_FLIGHT[widest <= 2 or backward] / (rows * at_work * loaded)
+    stages = max(3, 1 + round(wanted)) + (total > 2 * RESIDENT)
+    programs = -(-at_work // (lanes * (RESIDENT // 128)))  # on one processor
+    fitting = SHARED // (rows * lanes * loaded * max(programs, 1))
+    return Tile(rows, lanes, max(2, min(stages, fitting, 8 if rows <= 16 else 5)))
+
+
+def _forward_rows(steps: int, inputs: int, widest: int, lanes: int) -> int:
+    """R of a forward kernel: rows are registers, so many inputs take fewer."""
+    most = 64 if widest <= 2 else 2048 // lanes
+    return _at_most(steps, most if inputs <= 2 else min(most, 16 if inputs <= 4 else 8))
+
+
+def _at_most(steps: int, rows: int) -> int:
     while rows > max(steps, 2):
         rows //= 2
-    programs = -(-inner // lanes) * outer
-    per_stage = rows * inner * outer * loaded
-    shared = rows * lanes * loaded * -(-programs // PROCESSORS)
-    stages = 1 + min(-(-IN_FLIGHT // per_stage), SHARED // shared)
-    return Tile(rows, lanes, max(2, min(stages, 8)))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +134,13 @@ def chunk_plan(steps: int, lanes: int) -> Chunks | None:
     return Chunks(count, length, steps - count * length) if count else None
 
 
-def spacing_of(steps: int) -> int:
-    """A state is kept for every tile of the backward kernel: so many rows."""
-    return tile_plan(steps, 1, 1, (4,), backward=True).rows
+def spacing_of(scan: Scan, steps: int) -> int:
+    """A state is kept for every tile of the backward kernel: its R, by the registers that a row takes."""
+    registers = len(scan.inputs) + 2 * len(scan.states)  # inputs, cotangents, states run again
+    return _at_most(steps, 32 if registers <= 4 else 16 if registers <= 7 else 8)
 
 
-def kept_rows(steps: int) -> int:
+def kept_rows(scan: Scan, steps: int) -> int:
     """How many states are kept: before each tile of the backward kernel, and each row of the rest."""
-    spacing = spacing_of(steps)
+    spacing = spacing_of(scan, steps)
     return steps // spacing + steps % spacing

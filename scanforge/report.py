@@ -102,7 +102,7 @@ def _plan(scan: Scan, sizes: dict[str, int], dtype: torch.dtype) -> str:
             f"on a GPU: {_kernels(scan, sizes, dtype)}",
             f"computed and carried in {dtypes.name(computed)}",
             f"kept for the backward pass: {_kept(held, kept, computed)}; on a GPU the states before every "
-            f"{spacing_of(sizes[TIME])} steps, from which the backward kernel runs each tile again",
+            f"{spacing_of(scan, sizes[TIME])} steps, from which the backward kernel runs each tile again",
             f"bytes, each read or written once: forward {_bytes(scan, sizes, dtype, computed)}, "
             f"backward {_bytes(back, sizes, dtype, computed)}",
         ],
@@ -120,7 +120,8 @@ def _kernels(scan: Scan, sizes: dict[str, int], dtype: torch.dtype) -> str:
         ("forward", len(scan.inputs), False),
         ("backward", len(scan.inputs) + 1, True),
     ):
-        tile = tile_plan(steps, lanes, 1, (dtype.itemsize,) * fields, backward=down)
+        rows = spacing_of(scan, steps) if down else 0
+        tile = tile_plan(steps, lanes, 1, (dtype.itemsize,) * fields, backward=down, rows=rows)
         tiles.append(f"{name} R={tile.rows} BD={tile.lanes} NS={tile.stages}")
     chunks = f", {cut.count} chunks of {cut.length} steps" if cut else ""
     return f"Triton, {chosen.plan.lowering}: {chosen.plan.why}{chunks}; tiles {', '.join(tiles)}"

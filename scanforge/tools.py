@@ -71,8 +71,8 @@ def source(
 ) -> str:
     """The generated code of an operator, "forward" or "backward": a module that runs on its own.
 
-    `backend` is "reference" (PyTorch, the default here) or "triton"; the kernel is that for tensors of `dtype`
-    and of these sizes.
+    `backend` is "reference" (PyTorch, the default here) or "triton"; the kernel is that for tensors of
+    `dtype` and of these sizes.
 
     Example:
         >>> import scanforge as sf

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, Self
 
@@ -75,8 +76,10 @@ def launch(
     """Choose the tile, make the kernel, call it. `rows` forces R, as what was kept decides it."""
     lanes = work.lanes()
     items = tuple(v.tensor.element_size() for v in work.inputs.values())
-    tile = tile_plan(work.steps, lanes.inner, prod(lanes.outer), items, backward=bool(rows))
-    tile = replace(tile, rows=rows or max(tile.rows, spacing))
+    plan = partial(tile_plan, work.steps, lanes.inner, prod(lanes.outer), items, backward=bool(rows))
+    tile = plan(rows=rows)
+    if spacing > tile.rows:  # a tile holds whole spacings
+        tile = plan(rows=spacing)
     form = Form(tile.rows, len(lanes.outer), dtypes.name(computed), work.int_type(), spacing)
     kernel, function = make(form)
     call(function, kernel, work, tile, lanes)

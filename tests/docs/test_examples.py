@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from examples import kernels
 from examples import prices as example
 from tests.subprocesses import ROOT, run_python
 
@@ -18,6 +20,20 @@ def test_prices_runs_from_the_shell(tmp_path: Path):
     assert out.read_bytes().startswith(b"\x89PNG")
     assert "60 days, 2004-08-19" in printed
     assert "proved" in printed
+
+
+@pytest.mark.slow
+def test_kernels_are_written_compiled_and_right(tmp_path: Path):
+    printed = run_python(str(ROOT / "examples" / "kernels.py"), "--out", "kernels", cwd=tmp_path)
+    files = sorted((tmp_path / "kernels").iterdir())
+    assert len(files) == 2 * len(kernels.OPERATORS)
+    for file in files:
+        assert "@triton.jit" in file.read_text(encoding="utf-8")
+    if not torch.cuda.is_available():
+        assert printed.count("bytes of machine code") == len(files)
+    errors = [float(number) for number in re.findall(r" (\S+e[-+]\d+)", printed)]
+    assert len(errors) == 3 * len(kernels.OPERATORS)
+    assert max(errors) < 1e-5
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,20 @@ def test_readme_begins_with_a_program():
     assert first.line <= 20
     assert "states.sum().backward()" in first.code
     assert "triton" not in first.code
+
+
+def test_what_explain_prints_is_what_it_prints(tmp_path: Path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.search(r"<!-- explain -->\n```\n(.*?)```", readme, re.DOTALL)
+    assert shown
+    program = tmp_path / "minmax.py"
+    code = python_blocks(ROOT / "README.md")[0].code
+    program.write_text(f"{code}\nprint(sf.explain(MinMax))\n", encoding="utf-8")
+    printed = run_python("minmax.py", cwd=tmp_path)
+    parts = [part for part in re.split(r"^\.\.\.\n", shown[1], flags=re.MULTILINE) if part]
+    assert parts, "a line of three dots stands for what is left out; something is to be left"
+    for part in parts:
+        assert f"\n{part}" in f"\n{printed}", f"The README shows\n{part}\nand explain prints\n{printed}"
 
 
 def test_commands_of_the_readme_exist():

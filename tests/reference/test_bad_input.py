@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy
 import pytest
 import torch
 
 import scanforge as sf
-from tests.reference.refused import SHIPPED, affine, applies, check, composes, operator, table, x
+from tests.reference.refused import SHIPPED, affine, applies, check, composes, table, x
 
 meta = torch.ones(2, 3, device="meta")
 TENSORS = {
@@ -164,89 +162,6 @@ INSTANCES = {
     "source": (lambda: sf.source(torch.nn.Linear), sf.DeclarationError, ["the class Linear"]),
 }
 
-shared = sf.Element(identity=1.0)
-DECLARATIONS = {
-    "identity": (
-        lambda: operator(a=sf.Element()),
-        ["Decay.a has no identity", "a = sf.Element(identity=...)"],
-    ),
-    "state": (lambda: operator(h=None), ["Decay declares no state", "h = sf.State()"]),
-    "element": (
-        lambda: operator(a=None, b=None),
-        ["Decay declares no element", "a = sf.Element(identity=1.0)"],
-    ),
-    "combine": (
-        lambda: type(
-            "Decay",
-            (sf.Operator,),
-            {"a": sf.Element(identity=1.0), "h": sf.State(), "apply": lambda self, h: h},
-        ),
-        ["Decay declares no combine", "def combine(self, later)"],
-    ),
-    "apply": (
-        lambda: type(
-            "Decay",
-            (sf.Operator,),
-            {"a": sf.Element(identity=1.0), "h": sf.State(), "combine": lambda self, later: later},
-        ),
-        ["Decay declares no apply", "def apply(self, h)"],
-    ),
-    "combine's arguments": (
-        lambda: operator(combine=lambda self: self),
-        ["Decay.combine", "def combine(self, later)"],
-    ),
-    "apply's arguments": (
-        lambda: operator(lambda self: self.b),
-        ["Decay.apply", "(self)", "def apply(self, h)"],
-    ),
-    "apply for two states": (lambda: operator(g=sf.State()), ["Decay.apply", "def apply(self, h, g)"]),
-    "one object, two names": (
-        lambda: operator(a=shared, c=shared),
-        ["Decay", "a and c", "one `sf.Element(...)` for each"],
-    ),
-    "one state, two names": (lambda: operator(g=(s := sf.State()), f=s), ["Decay", "State", "g and f"]),
-    "kind": (
-        lambda: operator(a=sf.Element(identity=1.0, kind="complex")),
-        ["Decay.a", "'complex'", "kind='float', 'int' or 'bool'"],
-    ),
-    "domain": (lambda: operator(a=sf.Element(identity=1.0, domain="big")), ["Decay.a", "'big'", "'unit'"]),
-    "identity of a kind": (
-        lambda: operator(a=sf.Element(identity=1.5, kind="int")),
-        ["Decay.a", "kind int", "1.5"],
-    ),
-    "identity a bool": (lambda: operator(a=sf.Element(identity=True)), ["Decay.a", "kind float", "True"]),
-    "identity a text": (lambda: operator(a=sf.Element(identity="1")), ["Decay.a", "'1'", "a plain float"]),
-    "identity a tensor": (
-        lambda: operator(a=sf.Element(identity=torch.tensor(1.0))),
-        ["Decay.a", "Tensor", "a plain float"],
-    ),
-    "identity NaN": (lambda: operator(a=sf.Element(identity=math.nan)), ["Decay.a", "nan"]),
-    "initial None": (lambda: operator(h=sf.State(initial=None)), ["Decay.h", "None"]),
-    "initial NaN": (lambda: operator(h=sf.State(initial=math.nan)), ["Decay.h", "nan"]),
-    "private name": (lambda: operator(_c=sf.Element(identity=1.0)), ["Decay._c", "`_`"]),
-    "name of a state before": (
-        lambda: operator(previous_h=sf.Element(identity=1.0)),
-        ["Decay.previous_h", "`previous_`"],
-    ),
-}
-
-RESERVED = [
-    "dim",
-    "reverse",
-    "initial_state",
-    "return_final_state",
-    "reset",
-    "cu_seqlens",
-    "lengths",
-    "mask",
-    "backend",
-    "lowering",
-    "tune",
-    "memory",
-    "inplace",
-    "dtype",
-]
-
 
 @table(TENSORS)
 def test_tensors_and_options(call, error, parts):
@@ -263,36 +178,10 @@ def test_what_is_no_operator(call, error, parts):
     check(call, error, *parts)
 
 
-@pytest.mark.parametrize(("declare", "parts"), DECLARATIONS.values(), ids=list(DECLARATIONS))
-def test_declarations(declare, parts):
-    """At class creation."""
-    check(declare, sf.DeclarationError, *parts)
-
-
-@pytest.mark.parametrize("name", RESERVED)
-@pytest.mark.parametrize("field", [lambda: sf.Element(identity=1.0), sf.State], ids=["element", "state"])
-def test_reserved_options(name, field):
-    check(
-        lambda: operator(**{name: field()}),
-        sf.DeclarationError,
-        f"Decay.{name}",
-        "an option of sf.scan",
-        "another name",
-    )
-
-
-@pytest.mark.parametrize("name", ["combine", "apply", "element", "readout"])
-def test_reserved_methods(name):
-    check(
-        lambda: operator(**{name: sf.Element(identity=1.0)}), sf.DeclarationError, f"Decay.{name}", "a method"
-    )
-
-
-def test_triton_is_refused_until_there_is_one():
-    before = sf.last_run()
-    with pytest.raises(sf.BackendError, match="backend='reference'"):
-        sf.scan(SHIPPED.Affine, a=x, b=x, backend="triton")
-    assert sf.last_run() is before
+def test_triton_on_the_cpu_names_the_backend_that_runs(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv("SCANFORGE_FALLBACK", raising=False)
+    check(affine(backend="triton"), sf.BackendError, "Triton", "Write backend='reference'.")
 
 
 @pytest.mark.parametrize("value", [torch.tensor(True), 1, None, "yes"], ids=repr)

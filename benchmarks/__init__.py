@@ -1,0 +1,1 @@
+"""How fast the scans are, and the figures and tables drawn from it."""

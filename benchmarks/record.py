@@ -1,0 +1,120 @@
+"""The record of a run: what its numbers depend on, its rows, and the file they are saved in."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass
+class Results:
+    """What the file holds; saved after each row, so that a run cut short keeps what it has."""
+
+    out: Path
+    stamp: dict[str, Any]
+    copy: dict[str, Any] = field(default_factory=dict)
+    first_call: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row and print it."""
+        self.rows.append(row)
+        self.save()
+        print(line(row), flush=True)
+
+    def save(self) -> None:
+        held = {n: getattr(self, n) for n in ("stamp", "copy", "first_call", "rows")}
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
+
+
+def rate(nbytes: int, milliseconds: float) -> float:
+    """TB/s."""
+    return nbytes / milliseconds / 1e9
+
+
+def environment(device: str, commit: str, only: str) -> dict[str, Any]:
+    """What a number depends on."""
+    stamp: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": "cpu",
+        "commit": commit or shell("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": metadata.version("triton"),
+        "dry_run": device == "cpu",
+        "only": only,
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        stamp |= {
+            "device": properties.name,
+            "driver": shell("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
+            "cuda": torch.version.cuda,
+            "processors": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "memory_bytes": properties.total_memory,
+        }
+    return stamp
+
+
+def shell(*command: str) -> str:
+    """What a command prints; nothing where it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for people: fraction of the copy, the device's time, as called, the host's, errors."""
+    what = f"{row['operator']:13} {'x'.join(map(str, row['size'])):12} {row['layout']} {row['dtype']:8}"
+    start = f"{row['implementation'][:9]:9} {what} {row['direction']:20}"
+    if "failed" in row:
+        return f"{start} FAILED {row['failed']}"
+    parts = [f"{row['fraction']:.3f} of copy"] if "fraction" in row else []
+    measured = [name for name in ("replayed", "called", "host") if name in row]
+    parts += [f"{name} {1e3 * row[name]['median']:.1f} µs" for name in measured]
+    if row["error"]:
+        parts.append(f"errors {row['error']['forward']:.1e} {row['error']['gradient']:.1e}")
+    return f"{start} {', '.join(parts)}"
+
+
+def finish(results: Results, began: float) -> None:
+    """Save, and print what a reader wants last: the fractions of the rows side by side."""
+    results.stamp["seconds"] = round(time.time() - began, 1)
+    results.save()
+    print()
+    print(*table(results.rows), sep="\n")
+    if results.copy:
+        print(f"copy {results.copy['rate_tb_s']:.3f} TB/s, at the end {results.copy['again_tb_s']:.3f}")
+    for name, seconds in results.first_call.items():
+        shown = (
+            seconds if isinstance(seconds, str) else ", ".join(f"{k} {v:.2f} s" for k, v in seconds.items())
+        )
+        print(f"first call, {name}: {shown}")
+    failed = sum("failed" in r for r in results.rows)
+    print(f"{len(results.rows)} rows, {failed} failed, {results.stamp['seconds']} s, {results.out.name}")
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Fractions of the copy: a line for each operator, shape and dtype, a column for each direction."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        what = f"{row['operator']:13} {'x'.join(map(str, row['size'])):12} {row['layout']} {row['dtype']:8}"
+        cell = f"{row['fraction']:.3f}" if "fraction" in row else "failed" if "failed" in row else "passed"
+        found.setdefault(f"{row['implementation'][:9]:9} {what}", []).append(f"{cell:>7}")
+    return [f"{what} {' '.join(cells)}" for what, cells in found.items()]

@@ -1,0 +1,39 @@
+"""Generated kernels under Triton's interpreter, in a process that has TRITON_INTERPRET=1.
+
+Uninitialised memory holds NaN, and time is split into short chunks, so that tiny shapes have several.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kernels import force_chunk
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.skip(reason="needs a process with TRITON_INTERPRET=1"))
+
+
+@pytest.fixture(autouse=True)
+def nan_filled_empties() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    force_chunk(monkeypatch, 16)
