@@ -152,8 +152,8 @@ def _turned(x: Tensor) -> Tensor:
 def draw_isometries(g: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:
     """The catalogue's matrices without its gates of 0, after which a product stays 0 to the end."""
     phase = 2 * torch.pi * catalogue.uniform(g, shape, torch.float64)
-    mirror = torch.where(catalogue.chance(g, shape, 0.5), 0.999, -0.999)
-    cos, sin = 0.999 * phase.cos(), 0.999 * phase.sin()
+    mirror = torch.where(catalogue.chance(g, shape, 0.5), 0.99, -0.99)
+    cos, sin = 0.99 * phase.cos(), 0.99 * phase.sin()
     entries = {"m00": cos, "m01": -mirror * phase.sin(), "m10": sin, "m11": mirror * phase.cos()}
     return {name: entry.to(dtype) for name, entry in entries.items()}
 

@@ -83,11 +83,14 @@ def line(row: dict[str, Any]) -> str:
     """A row for people: fraction of the copy, the device's time, as called, the host's, errors."""
     what = f"{row['operator']:13} {'x'.join(map(str, row['size'])):12} {row['layout']} {row['dtype']:8}"
     start = f"{row['implementation'][:9]:9} {what} {row['direction']:20}"
-    if "failed" in row:
+    if "failed" in row and "called" not in row:
         return f"{start} FAILED {row['failed']}"
     parts = [f"{row['fraction']:.3f} of copy"] if "fraction" in row else []
-    measured = [name for name in ("replayed", "called", "host") if name in row]
+    parts += [f"{row['fraction_replayed']:.3f} replayed"] if "fraction_replayed" in row else []
+    measured = [name for name in ("cold", "replayed", "called", "host") if name in row]
     parts += [f"{name} {1e3 * row[name]['median']:.1f} µs" for name in measured]
+    if "failed" in row:
+        parts.append(f"FAILED {row['failed']}")
     if row["error"]:
         parts.append(f"errors {row['error']['forward']:.1e} {row['error']['gradient']:.1e}")
     return f"{start} {', '.join(parts)}"

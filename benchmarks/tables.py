@@ -88,18 +88,18 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Two passes one after the other."""
     if not (first and second):
         return {}
-    times = [row["replayed"]["median"] for row in (first, second)]
+    times = [row["cold"]["median"] for row in (first, second)]
     fraction = sum(f * t for f, t in zip((first["fraction"], second["fraction"]), times, strict=True)) / sum(
         times
     )
-    return {"replayed": {"median": sum(times)}, "fraction": fraction}
+    return {"cold": {"median": sum(times)}, "fraction": fraction}
 
 
 def cell(row: dict[str, Any]) -> str:
     """Time and fraction of the copy."""
     if not row:
         return "–"
-    median = row.get("replayed", row.get("called"))["median"]
+    median = row.get("cold", row.get("called"))["median"]
     shown = f"{1e3 * median:.0f} µs" if median < 1 else f"{median:.3g} ms"
     return f"{shown}, {100 * row['fraction']:.0f} %" if row["fraction"] >= 0.01 else f"{shown}, < 1 %"
 

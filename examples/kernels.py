@@ -27,7 +27,7 @@ import scanforge as sf
 OPERATORS = (sf.operators.Affine, sf.operators.MinMax)
 BATCH, STEPS, LANES = SIZES = (8, 2048, 2048)  # b, t, d
 SMALL = (2, 35, 8)
-LAUNCH = {"BD": 128, "NS": 4, "MASKED": False, "FENCE": True}  # lanes a program, stages in flight
+LAUNCH = {"BD": 128, "NS": 3, "MASKED": False, "FENCE": True}  # lanes a program, stages in flight
 
 
 def main() -> None:

@@ -40,9 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in maths.__all__:
-        return getattr(maths, name)
-    raise AttributeError(f"module 'scanforge' has no attribute {name!r}")
+    return getattr(maths, name)
 
 
 def __dir__() -> list[str]:

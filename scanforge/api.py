@@ -9,7 +9,7 @@ import torch
 
 from scanforge import op
 from scanforge.backend import choose, lowering_of
-from scanforge.call import Bound, bind, initial_states
+from scanforge.call import Bound, bind, initial_states, named_only
 from scanforge.declare import Declaration, Operator, declaration
 from scanforge.errors import ArgumentError
 from scanforge.ir.scan import Scan
@@ -22,7 +22,8 @@ Tensor = torch.Tensor
 
 def scan(
     operator: type[Operator],
-    *,
+    /,
+    *unnamed: Any,
     initial_state: Any = None,
     return_final_state: bool = False,
     reverse: bool = False,
@@ -55,17 +56,20 @@ def scan(
         tensor([[  1.,  13., 165.]])
     """
     declared = declaration(operator)
+    named_only(declared, "scan", unnamed)
+    wants_finals = _flag(declared, "return_final_state", return_final_state)
     bound = bind(declared, tensors, dim)
     traced = _traced(operator, declared, bound, initial_state)
     states, finals = _run(declared, bound, traced, tensors, initial_state, reverse, backend, lowering)
-    if return_final_state:
+    if wants_finals:
         return _one_or_tuple(states), _one_or_tuple(finals)
     return _one_or_tuple(states)
 
 
 def prefixes(
     operator: type[Operator],
-    *,
+    /,
+    *unnamed: Any,
     reverse: bool = False,
     dim: int = 1,
     backend: str | None = None,
@@ -83,6 +87,7 @@ def prefixes(
         tensor([[5., 2., 2., 1.]])
     """
     declared = declaration(operator)
+    named_only(declared, "prefixes", unnamed)
     bound = bind(declared, tensors, dim)
     traced = prefix_scan(_traced(operator, declared, bound, None))
     leaves, _ = _run(declared, bound, traced, tensors, None, reverse, backend, lowering)
@@ -111,8 +116,9 @@ def _run(
     lowering: str | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     inputs = _real_inputs(traced, tensors)
-    chosen = choose(backend, bound.device)
-    options = Options(_flag("reverse", reverse), lowering_of(lowering, chosen), bound.dtype, chosen)
+    chosen = choose(backend, bound.device, declared.name)
+    form = lowering_of(lowering, chosen, declared.name)
+    options = Options(_flag(declared, "reverse", reverse), form, bound.dtype, chosen)
     initial = _real_initial(declared, bound, traced, inputs, initial_state)
     outputs, finals = op.apply(traced.text, inputs, initial, options)
     return _grouped(traced, outputs), _grouped(traced, finals)
@@ -168,7 +174,12 @@ def _one_or_tuple(values: list[Tensor]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _flag(name: str, value: object) -> bool:
+def _flag(declared: Declaration, name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ArgumentError(f"{name}={value!r} is a {type(value).__name__}, expected True or False.")
+        kind, shown = type(value).__name__, repr(value)
+        short = shown if len(shown) <= 40 and "\n" not in shown else "..."
+        raise ArgumentError(
+            f"{declared.name}: {name}={short} is {'an' if kind[0] in 'aeiou' else 'a'} {kind}, expected True "
+            f"or False. Write {name}=True, or leave it out."
+        )
     return value

@@ -16,15 +16,15 @@ LOWERINGS = {"reference": ("loop", "parallel"), "triton": ("ordered_tile", "spli
 OLDEST_TRITON = (3, 6)
 
 
-def choose(backend: str | None, device: torch.device) -> str:
+def choose(backend: str | None, device: torch.device, operator: str) -> str:
     """The backend for tensors on a device: Triton for GPUs, the reference elsewhere, or what is asked for.
 
     Raises BackendError when the chosen one cannot run here. With SCANFORGE_FALLBACK=warn an unusable Triton
-    becomes the reference, with one warning per reason.
+    becomes the reference, with one warning per operator and reason.
     """
     if backend is not None and backend not in BACKENDS:
         raise ArgumentError(
-            f"backend={backend!r} is no backend: write 'reference', 'triton' or None (by device)."
+            f"{operator}: backend={backend!r} is no backend: write 'reference', 'triton' or None (by device)."
         )
     wanted = backend or ("triton" if device.type == "cuda" else "reference")
     if wanted == "reference":
@@ -33,17 +33,19 @@ def choose(backend: str | None, device: torch.device) -> str:
     if not reason:
         return wanted
     if os.environ.get("SCANFORGE_FALLBACK") == "warn":
-        _warn(reason)
+        _warn(operator, reason)
         return "reference"
-    raise BackendError(f"The Triton backend cannot run here: {reason}. Write backend='reference'.")
+    raise BackendError(
+        f"{operator}: the Triton backend cannot run here: {reason}. Write backend='reference'."
+    )
 
 
-def lowering_of(lowering: str | None, backend: str) -> str:
+def lowering_of(lowering: str | None, backend: str, operator: str) -> str:
     """The name of a lowering of the backend, empty for none."""
     if lowering is not None and lowering not in LOWERINGS[backend]:
         names = " or ".join(repr(n) for n in LOWERINGS[backend])
         raise ArgumentError(
-            f"lowering={lowering!r} is not a lowering of the {backend} backend: write {names}."
+            f"{operator}: lowering={lowering!r} is not a lowering of the {backend} backend: write {names}."
         )
     return lowering or ""
 
@@ -77,5 +79,5 @@ def _found(module: str) -> bool:
 
 
 @cache
-def _warn(reason: str) -> None:
-    warnings.warn(f"scanforge runs the reference backend, since {reason}.", RuntimeWarning, stacklevel=4)
+def _warn(operator: str, reason: str) -> None:
+    warnings.warn(f"{operator} runs on the reference backend, since {reason}.", RuntimeWarning, stacklevel=5)

@@ -72,8 +72,17 @@ def _real_dtype(dtype: torch.dtype) -> torch.dtype:
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
 
-def _call(declared: Declaration) -> str:
-    return f"sf.scan({declared.name}, {', '.join(f'{n}=...' for n in declared.leaf_names())})"
+def _call(declared: Declaration, function: str = "scan") -> str:
+    return f"sf.{function}({declared.name}, {', '.join(f'{n}=...' for n in declared.leaf_names())})"
+
+
+def named_only(declared: Declaration, function: str, unnamed: Sequence[object]) -> None:
+    """Raise ArgumentError for what is passed by position."""
+    if unnamed:
+        raise ArgumentError(
+            f"{declared.name} got {len(unnamed)} argument(s) by position, and tensors go by keyword: write "
+            f"{_call(declared, function)}."
+        )
 
 
 def _check_names(declared: Declaration, tensors: Mapping[str, Any]) -> None:

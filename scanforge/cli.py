@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from scanforge import dtypes, tools
+from scanforge import tools
 from scanforge.errors import DeclarationError, ScanforgeError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -28,7 +28,7 @@ def check(target: Target, sizes: Sizes = None) -> None:
 @app.command()
 def explain(target: Target, sizes: Sizes = None, dtype: str = "fp32") -> None:
     """Print laws, facts, the derived backward pass and the plan."""
-    typer.echo(tools.explain(load(target), dtype=dtypes.named(dtype), **_parsed(sizes)))
+    typer.echo(tools.explain(load(target), dtype=dtype, **_parsed(sizes)))
 
 
 @app.command()
@@ -43,7 +43,7 @@ def source(
     words = which or []
     named = [w for w in words if w in {"forward", "backward"}] or ["forward"]
     sizes = _parsed([w for w in words if w not in named])
-    options: dict[str, Any] = {"backend": backend, "lowering": lowering, "dtype": dtypes.named(dtype)}
+    options: dict[str, Any] = {"backend": backend, "lowering": lowering, "dtype": dtype}
     typer.echo(tools.source(load(target), named[0], **options, **sizes))
 
 

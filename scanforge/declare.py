@@ -67,7 +67,7 @@ class Operator:
         if declared is not None:
             cls.__scanforge__ = declared
 
-    def __init__(self, *unnamed: Any, **leaves: Any) -> None:
+    def __init__(self, /, *unnamed: Any, **leaves: Any) -> None:
         declared = declaration(type(self))
         name, wanted = declared.name, declared.leaf_names()
         arguments = ", ".join(f"{w}=..." for w in wanted)

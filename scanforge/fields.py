@@ -86,6 +86,8 @@ def check_field(owner: str, name: str, field: Field) -> None:
             f"{owner} binds one {type(field).__name__} object to {' and '.join(field.names)}: write one "
             f"`sf.{type(field).__name__}(...)` for each."
         )
+    if not name.isidentifier():
+        raise DeclarationError(f"{owner}: the field {name!r} has no name of Python's: give it another name.")
     if name in OPTIONS or name in METHODS:
         what = "an option of sf.scan" if name in OPTIONS else "a method"
         raise DeclarationError(f"{owner}.{name} has the name of {what}: give the field another name.")

@@ -23,6 +23,7 @@ from scanforge.library import define
 from scanforge.plan import state_outputs
 
 Tensor = torch.Tensor
+_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ def _call_op(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
 class _ScanFunction(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():  # the op's own views are no views of the caller's
+        # the op's own views are no views of the caller's, who may write into the outputs
+        with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS):
             return tuple(_call_op(call, tensors))
 
     @staticmethod

@@ -112,15 +112,17 @@ class KernelPlan:
 
 CHUNK = 64  # chunks are of whole tiles, of both directions
 FILLING = 8192  # lanes that fill the device: below, time is split (measured on an H200)
+LONG = 1024  # steps from which that pays
 
 
 def kernel_plan(scan: Scan, sizes: dict[str, int], lowering: str = "") -> KernelPlan:
     """Ordered tiles where the lanes fill the device, else time in chunks; `lowering` forces one."""
     steps, lanes = sizes[TIME], prod(sizes[a] for a in scan.lanes)
     chunks = chunk_plan(steps, lanes)
-    worth = lanes < FILLING and steps >= 1024 and bool(scan.states)
+    worth = lanes < FILLING and steps >= LONG and bool(scan.states)
     chosen = lowering or ("split" if worth else "ordered_tile")
-    why = "forced by lowering=" if lowering else f"{lanes} lanes {'do not ' if worth else ''}fill the device"
+    few = f"{steps} steps are few" if steps < LONG else f"{lanes} lanes fill the device"
+    why = "forced by lowering=" if lowering else f"{lanes} lanes do not fill the device" if worth else few
     if chosen == "split" and chunks is not None:
         return KernelPlan(Plan("triton", "split", why), chunks)
     return KernelPlan(Plan("triton", "ordered_tile", why), None)

@@ -36,7 +36,7 @@ def share(program: Program) -> Program:
     return replace(program, lines=tuple(kept), outputs=outputs)
 
 
-_COMMUTES = frozenset({"add", "mul", "minimum", "maximum", "eq", "ne", "and", "or", "xor"})
+_COMMUTES = frozenset({"add", "mul", "eq", "ne", "and", "or", "xor"})  # min and max of 0 and -0 do not
 _MIRROR = {"gt": "lt", "ge": "le"}
 
 

@@ -54,7 +54,11 @@ class Numbers:
         """A short decimal, or the fraction where that says more."""
         if isinstance(x, bool | int):
             return repr(x)
-        return str(x) if isinstance(x, Fraction) and x.denominator < 1000 else f"{float(x):.6g}"
+        if isinstance(x, Fraction) and x.denominator < 1000 and abs(x) < 1e15:
+            return str(x)
+        if isinstance(x, Fraction) and abs(x) >= 2**1000:  # float() has no such numbers
+            return f"about {'-' if x < 0 else ''}2**{int(abs(x)).bit_length()}"
+        return f"{float(x):.6g}"
 
     def show_all(self, values: dict[str, Any]) -> dict[str, str]:
         """Each value shown."""

@@ -6,6 +6,7 @@ from math import prod
 
 import torch
 
+from scanforge import dtypes
 from scanforge.adjoint import full_adjoint
 from scanforge.backend import LOWERINGS, lowering_of
 from scanforge.call import Bound, bind
@@ -40,12 +41,13 @@ def explain(
     operator: type[Operator],
     shapes: dict[str, tuple[int, ...]] | None = None,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     **sizes: int,
 ) -> str:
     """What scanforge knows of an operator: laws, facts, the derived backward pass, plan, bytes, what is kept.
 
     `shapes` maps leaves to shapes, or `sizes` gives the axes' (b=8, t=2048, d=2048); small ones by default.
+    `dtype` is that of the tensors, as torch.bfloat16 or "bf16".
 
     Example:
         >>> import scanforge as sf
@@ -56,7 +58,7 @@ def explain(
     bound = _example(operator, declared, shapes, sizes)
     traced = trace(operator, Signature(bound.axes, bound.dims))
     by_axis = {axis: size for dims in (bound.natural,) for axis, size in zip(dims, bound.shape, strict=True)}
-    return explain_text(declared, operator.__doc__ or "", traced, by_axis, dtype)
+    return explain_text(declared, operator.__doc__ or "", traced, by_axis, _dtype(operator, dtype))
 
 
 def source(
@@ -66,7 +68,7 @@ def source(
     *,
     backend: str | None = None,
     lowering: str | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     **sizes: int,
 ) -> str:
     """The generated code of an operator, "forward" or "backward": a module that runs on its own.
@@ -79,20 +81,39 @@ def source(
         >>> "torch.maximum" in sf.source(sf.operators.MinMax, "forward")
         True
     """
+    declared = declaration(operator)
     if which not in {"forward", "backward"}:
-        raise ArgumentError(f"source of {which!r} is not generated: write 'forward' or 'backward'.")
+        raise ArgumentError(
+            f"{declared.name}: source of {which!r} is not generated: write 'forward' or 'backward'."
+        )
     chosen = backend or "reference"
     if chosen not in LOWERINGS:
-        raise ArgumentError(f"backend={backend!r} is no backend: write 'reference' or 'triton'.")
-    form = lowering_of(lowering, chosen)
-    declared = declaration(operator)
+        raise ArgumentError(
+            f"{declared.name}: backend={backend!r} is no backend: write 'reference' or 'triton'."
+        )
+    typed = _dtype(operator, dtype)
+    form = lowering_of(lowering, chosen, operator.__name__)
     bound = _example(operator, declared, shapes, sizes)
     traced = trace(operator, Signature(bound.axes, bound.dims))
     if chosen == "triton":
         steps, lanes = bound.shape[bound.time], prod(bound.lanes)
-        return kernel_source(traced.text, which, steps, lanes, len(declared.leaves), dtype)
+        return kernel_source(traced.text, which, steps, lanes, len(declared.leaves), typed)
     shown = full_adjoint(traced.scan).scan if which == "backward" else traced.scan
     return module(shown, form or "loop")
+
+
+def _dtype(operator: type[Operator], dtype: torch.dtype | str) -> torch.dtype:
+    """The dtype of float tensors, also by name."""
+    try:
+        found = dtypes.named(dtype) if isinstance(dtype, str) else dtype
+    except TypeError:
+        found = None
+    if found not in dtypes.FLOATS:
+        raise ArgumentError(
+            f"{operator.__name__}: dtype={dtype!r} is no dtype of float tensors: write 'bf16', 'fp16', "
+            "'fp32', 'fp64' or one of torch's."
+        )
+    return found
 
 
 def _sizes(operator: type[Operator], sizes: dict[str, int]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from scanforge.ir.builder import Builder
 from scanforge.ir.check import check_program, check_scan
 from scanforge.ir.complex import Complex, is_value, pair, parts
 from scanforge.ir.program import Program, fresh
+from scanforge.ir.unknown import DECLARE
 from scanforge.ir.value import Value
 
 
@@ -146,6 +147,11 @@ def _apply(cls: type[Operator], names: _Names) -> Program:
     states = _symbols(builder, declared.states, names.state)
     result = element.apply(*states.values())
     values = result if isinstance(result, tuple) else (result,)
+    if result is None or isinstance(result, list):
+        raise TraceError(
+            f"{builder.name} returns {_shown(result)}, and must return the new value of "
+            f"{' and of '.join(states)}: write `return {', '.join(states)}` with their new values."
+        )
     if len(values) != len(states):
         raise TraceError(
             f"{builder.name} returns {len(values)} value(s) for the {len(states)} state(s) "
@@ -167,8 +173,10 @@ def _typed(
     outputs = {}
     for real_name, part in zip(real_names, values, strict=True):
         if not is_value(part) and (isinstance(part, str) or not isinstance(part, int | float)):
+            hint = DECLARE if hasattr(part, "shape") else f"Return a number or an expression for {name}."
             raise TraceError(
-                f"{builder.name} gives {name} {_shown(part)}, and wants a value made of its arguments."
+                f"{builder.name} gives `{name}` {_shown(part)}, and wants a value made of its arguments. "
+                f"{hint}"
             )
         got = part.var.kind if is_value(part) else ("bool" if isinstance(part, bool) else "")
         if got == kind or (got == "" and kind != "bool" and not (kind == "int" and isinstance(part, float))):
@@ -189,7 +197,9 @@ def _typed(
 def _shown(x: object) -> str:
     if isinstance(x, tuple | list):
         return f"a {type(x).__name__} of {len(x)}"
-    return "nothing" if x is None else f"a {type(x).__name__}"
+    if hasattr(x, "shape"):
+        return f"a {type(x).__name__} of shape {tuple(x.shape)}"
+    return "nothing (None)" if x is None else f"a {type(x).__name__}"
 
 
 def _bare(operator: ir.Operator, names: _Names, signature: Signature) -> Traced:

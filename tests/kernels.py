@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -148,15 +149,36 @@ def check(
     return got
 
 
-def force_tile(patch: pytest.MonkeyPatch, rows: int, lanes: int = 32, stages: int = 3) -> None:
-    """Every kernel gets this tile, and chunks of time are a few of them."""
-    planned = plan.tile_plan
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "scanforge" and getattr(module, "tile_plan", None) is planned:
-            patch.setattr(module, "tile_plan", lambda *_, **__: Tile(rows, lanes, stages))
-    force_chunk(patch, 2 * rows)
+@dataclass(frozen=True)
+class Tiles:
+    """What a test forces instead of the plan: R, the backward kernel's R, lanes, stages, steps of a chunk."""
 
+    rows: int = 8
+    spacing: int = 4
+    lanes: int = 32
+    stages: int = 3
+    chunk: int = 16
 
-def force_chunk(patch: pytest.MonkeyPatch, steps: int) -> None:
-    """The length of a chunk where time is split: a multiple of the tiles' rows."""
-    patch.setattr(plan, "CHUNK", steps, raising=False)
+    def __str__(self) -> str:
+        return f"R{self.rows} R{self.spacing} BD{self.lanes} NS{self.stages} C{self.chunk}"
+
+    def force(self, patch: pytest.MonkeyPatch) -> None:
+        """Every module that plans finds these."""
+        assert self.rows % self.spacing == 0
+        assert self.chunk % self.rows == 0
+
+        def tile_plan(*_: Any, rows: int = 0, **__: Any) -> Tile:
+            return Tile(rows or self.rows, self.lanes, self.stages)
+
+        def spacing_of(*_: Any) -> int:
+            return self.spacing
+
+        for function in (tile_plan, spacing_of):
+            planned = getattr(plan, function.__name__)
+            for name, module in list(sys.modules.items()):
+                if (
+                    name.partition(".")[0] == "scanforge"
+                    and getattr(module, function.__name__, None) is planned
+                ):
+                    patch.setattr(module, function.__name__, function)
+        patch.setattr(plan, "CHUNK", self.chunk)

@@ -117,7 +117,9 @@ class _Writer:
         rows += [f"{t}_st: tl.constexpr" for t in self.over_time()]
         rows += [f"{t}_sd: tl.constexpr" for t in self.tensors()]
         rows.append("BD: tl.constexpr, NS: tl.constexpr, MASKED: tl.constexpr, FENCE: tl.constexpr")
-        return ['@triton.jit(do_not_specialize=["T"])', "def kernel(", *(f"    {row}," for row in rows), "):"]
+        plain = ", ".join(f'"{n}"' for n in ("T", *(f"kept_{s}_st" for s in self.kept)))  # never constants
+        head = f"@triton.jit(do_not_specialize=[{plain}])"
+        return [head, "def kernel(", *(f"    {row}," for row in rows), "):"]
 
     def addresses(self) -> list[str]:
         """The block's lanes, and where each tensor has them at its first step."""
@@ -173,9 +175,9 @@ class _Writer:
         lines += [f"{s}_0 = tl.load(kept_{s}_tile, mask=mask)  # [BD]" for s in self.kept if self.down]
         for n in self.inputs:
             lines += _split_rows(f"in_{n}", r)
-        if self.states and self.form.float_type == "float32":
-            x = self.state(self.states[0])
-            lines += ["if FENCE:", f"    {x} = {_FENCE.format(x)}"]
+        carried = [self.state(s.name) for s in self.scan.states if s.kind == "float"]
+        if carried and self.form.float_type == "float32":
+            lines += ["if FENCE:", f"    {carried[0]} = {_FENCE.format(carried[0])}"]
         for i in range(r - 1) if self.rerun_states else ():
             now = [f"{s}_{i}" for s in self.rerun_states]
             after = ", ".join(f"{s}_{i + 1}" for s in self.rerun_states)

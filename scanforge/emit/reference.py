@@ -7,8 +7,10 @@ their sums, the final states, and the states after every step.
 
 from __future__ import annotations
 
-from scanforge.emit.torch_text import function, safe
-from scanforge.ir.program import fresh
+from collections.abc import Iterable
+
+from scanforge.emit.torch_text import Locals, function
+from scanforge.ir.program import Var
 from scanforge.ir.scan import Scan, before
 
 LOWERINGS = ("loop", "parallel")
@@ -36,18 +38,27 @@ def module(scan: Scan, lowering: str) -> str:
 
 
 class _Names:
-    """The local names of `run`."""
+    """The local names of `run`, those of one kind in the scan's order."""
 
     def __init__(self, scan: Scan) -> None:
-        self.inputs = [safe(i.name) for i in scan.inputs]
-        taken = {*self.inputs, *(s.name for s in scan.states)}
-        own = set() if _is_identity(scan) else taken  # a leaf may bear the name of another input
-        self.leaves = [
-            fresh(f"e_{leaf.name}", own) if leaf.name in own else safe(leaf.name)
-            for leaf in scan.operator.leaves
-        ]
-        self.states = [safe(s.name) for s in scan.states]
-        self.initial = [f"initial_{s.name}" for s in scan.states]
+        states = [s.name for s in scan.states]
+        self.of = Locals([*(i.name for i in scan.inputs), *states, *map(before, states)])
+        local = self.of.local
+        self.inputs = [self.of[i.name] for i in scan.inputs]
+        self.states = [self.of[s] for s in states]
+        self.initial = [local(f"initial_{s}") for s in states]
+        self.final = [local(f"final_{s}") for s in states]
+        self.after = [local(f"after_{s}") for s in states]
+        leaves = [leaf.name for leaf in scan.operator.leaves]
+        if _is_identity(scan):
+            self.leaves = [self.of[leaf] for leaf in leaves]
+        else:  # a leaf may bear the name of an input
+            self.leaves = [local(f"e_{n}" if n in self.of.taken else n) for n in leaves]
+        self.rows = [local(f"{leaf}_t") for leaf in self.leaves]
+
+    def called(self, variables: Iterable[Var]) -> str:
+        """The arguments of a call."""
+        return ", ".join(self.of[v.name] for v in variables)
 
 
 def _is_identity(scan: Scan) -> bool:
@@ -68,69 +79,68 @@ def _run(scan: Scan, names: _Names, lowering: str) -> str:
     lines = [f"def run({', '.join([*names.inputs, *names.initial, 'steps', 'reverse=False'])}):"]
     if scan.states:
         if not _is_identity(scan):
-            called = ", ".join(safe(v.name) for v in scan.element.inputs)
-            lines.append(f"    {_tuple(names.leaves)} = element({called})")
+            lines.append(f"    {_tuple(names.leaves)} = element({names.called(scan.element.inputs)})")
         lines += _LOOP(scan, names) if lowering == "loop" else _PARALLEL(scan, names)
+    outputs = names.of.local("outputs")
     if _returns_states(scan):
-        outputs = [safe(variable) for _, variable in scan.readout.outputs]
-        lines.append(f"    outputs = ({_tuple(outputs)})")
+        shown = [names.of[variable] for _, variable in scan.readout.outputs]
+        lines.append(f"    {outputs} = ({_tuple(shown)})")
     else:
-        lines += _previous(scan)
-        lines.append(f"    outputs = readout({', '.join(safe(v.name) for v in scan.readout.inputs)})")
-    finals = [f"final_{s.name}" for s in scan.states]
-    lines.append(f"    return outputs, ({_tuple(finals)}), ({_tuple(names.states)})")
+        lines += _previous(scan, names)
+        lines.append(f"    {outputs} = readout({names.called(scan.readout.inputs)})")
+    lines.append(f"    return {outputs}, ({_tuple(names.final)}), ({_tuple(names.states)})")
     return "\n".join(lines) + "\n"
 
 
-def _previous(scan: Scan) -> list[str]:
+def _previous(scan: Scan, names: _Names) -> list[str]:
     """The states before every step, where the readout reads them."""
     reads = frozenset().union(*scan.readout.dependencies().values())
     lines = []
-    for s in scan.states:
-        x, x0 = safe(s.name), f"initial_{s.name}[None]"
+    for s, x, initial in zip(scan.states, names.states, names.initial, strict=True):
+        x0, previous = f"{initial}[None]", names.of[before(s.name)]
         if before(s.name) in reads:
             parts = f"({x}[1:], {x0}) if reverse else ({x0}, {x}[:-1])"
-            lines.append(f"    {before(s.name)} = torch.cat({parts})")
+            lines.append(f"    {previous} = torch.cat({parts})")
         else:
-            lines.append(f"    {before(s.name)} = None  # not read")
+            lines.append(f"    {previous} = None  # not read")
     return lines
 
 
 def _LOOP(scan: Scan, names: _Names) -> list[str]:  # noqa: N802 - skeletons are in capitals
-    rows = [f"{n}_t" for n in names.leaves]
+    rows = names.of.local("rows")
     unbound = ", ".join(f"{n}.expand(steps, *{n}.shape[1:]).unbind(0)" for n in names.leaves)
-    lines = [f"    rows = list(zip({unbound}, strict=True))" if rows else "    rows = [()] * steps"]
-    lines += [
-        f"    after_{s.name}, {x} = [], initial_{s.name}"
-        for s, x in zip(scan.states, names.states, strict=True)
+    lines = [
+        f"    {rows} = list(zip({unbound}, strict=True))" if names.rows else f"    {rows} = [()] * steps"
     ]
+    of_state = list(zip(scan.states, names.states, names.initial, names.after, names.final, strict=True))
+    lines += [f"    {after}, {x} = [], {initial}" for _, x, initial, after, _ in of_state]
     lines += [
-        f"    for {_tuple(rows) or '_'} in reversed(rows) if reverse else rows:",
-        f"        {_tuple(names.states)} = apply({', '.join([*rows, *names.states])})",
+        f"    for {_tuple(names.rows) or '_'} in reversed({rows}) if reverse else {rows}:",
+        f"        {_tuple(names.states)} = apply({', '.join([*names.rows, *names.states])})",
     ]
-    for s, x in zip(scan.states, names.states, strict=True):
+    for s, x, initial, after, _ in of_state:
         if not _spans(scan, s.name):
-            lines.append(f"        {x} = {x}.expand(initial_{s.name}.shape)")
-        lines.append(f"        after_{s.name}.append({x})")
-    for s, x in zip(scan.states, names.states, strict=True):
-        lines.append(f"    final_{s.name} = {x}")
-        lines.append(f"    {x} = torch.stack(after_{s.name}[::-1] if reverse else after_{s.name})")
+            lines.append(f"        {x} = {x}.expand({initial}.shape)")
+        lines.append(f"        {after}.append({x})")
+    for _, x, _, after, final in of_state:
+        lines.append(f"    {final} = {x}")
+        lines.append(f"    {x} = torch.stack({after}[::-1] if reverse else {after})")
     return lines
 
 
 def _PARALLEL(scan: Scan, names: _Names) -> list[str]:  # noqa: N802
-    first = f"initial_{scan.states[0].name}"
+    first, elements, leaf = names.initial[0], names.of.local("elements"), names.of.local("leaf")
     lines = [
-        f"    elements = [{_tuple(names.leaves)}]",
-        f"    elements = [torch.broadcast_to(leaf, (steps, *{first}.shape)) for leaf in elements]",
+        f"    {elements} = [{_tuple(names.leaves)}]",
+        f"    {elements} = [torch.broadcast_to({leaf}, (steps, *{first}.shape)) for {leaf} in {elements}]",
         "    if reverse:",
-        "        elements = [leaf.flip(0) for leaf in elements]",
-        f"    {_tuple(names.states)} = apply(*prefixes(elements), {', '.join(names.initial)})",
+        f"        {elements} = [{leaf}.flip(0) for {leaf} in {elements}]",
+        f"    {_tuple(names.states)} = apply(*prefixes({elements}), {', '.join(names.initial)})",
     ]
-    for s, x in zip(scan.states, names.states, strict=True):
+    for s, x, final in zip(scan.states, names.states, names.final, strict=True):
         if not _spans(scan, s.name):
             lines.append(f"    {x} = {x}.expand(steps, *{first}.shape)")
-        lines.append(f"    final_{s.name} = {x}[-1]")
+        lines.append(f"    {final} = {x}[-1]")
     lines += ["    if reverse:"] + [f"        {x} = {x}.flip(0)" for x in names.states]
     return lines
 

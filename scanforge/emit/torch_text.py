@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import keyword
+from collections.abc import Iterable
 
 from scanforge.emit.folding import Folder
 from scanforge.ir.primitives import primitive
-from scanforge.ir.program import Line, Number, Program
+from scanforge.ir.program import Line, Number, Program, fresh
 
 _RESERVED = frozenset(
-    {"torch", "inf", "nan", "apply", "combine", "element", "readout", "scan", "prefixes", "run"}
+    {*keyword.kwlist, "torch", "inf", "nan", "element", "apply", "combine", "prefixes", "readout", "run"}
+    | {"list", "zip", "reversed", "steps", "reverse"}
 )
 
 
-def safe(name: str) -> str:
-    """A user's name as a local name of generated code."""
-    return f"{name}_" if keyword.iskeyword(name) or name in _RESERVED else name
+class Locals:
+    """The local names of one generated function: the user's, one to one, then others from what is left."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.taken = set(_RESERVED)
+        ordered = sorted(dict.fromkeys(names), key=_RESERVED.__contains__)  # ordinary names stay as they are
+        self.spelt = {name: self.local(name) for name in ordered}
+
+    def __getitem__(self, name: str) -> str:
+        """A user's name as it is spelt in the function."""
+        return self.spelt[name]
+
+    def local(self, name: str) -> str:
+        """A further name, with underscores until it is free."""
+        free = fresh(name, self.taken)
+        self.taken.add(free)
+        return free
 
 
 def function(program: Program, name: str, doc: str) -> str:
@@ -24,7 +40,7 @@ def function(program: Program, name: str, doc: str) -> str:
     body = [f"    {line.var.name} = {text}" for line, text in writer.statements()]
     results = [text for _, text in writer.results()]
     returned = f"({results[0]},)" if len(results) == 1 else ", ".join(results) or "()"
-    head = f"def {name}({', '.join(safe(v.name) for v in program.inputs)}):"
+    head = f"def {name}({', '.join(writer.name(v.name) for v in program.inputs)}):"
     return "\n".join([head, f'    """{doc}"""', *body, f"    return {returned}"]) + "\n"
 
 
@@ -34,8 +50,12 @@ def literal(value: Number) -> str:
 
 
 class _TorchFolder(Folder):
+    def __init__(self, program: Program) -> None:
+        self.locals = Locals([*(v.name for v in program.inputs), *(line.var.name for line in program.lines)])
+        super().__init__(program)
+
     def name(self, name: str) -> str:
-        return safe(name)
+        return self.locals[name]
 
     def template(self, op: str) -> str:
         like = self.like("float")
@@ -50,7 +70,7 @@ class _TorchFolder(Folder):
         if like:  # 0-d as an operand, whole as a result
             return f"{like}.new_full({f'{like}.shape' if line is None else '()'}, {value})"
         dtype = {"float": "torch.float64", "int": "torch.int64", "bool": "torch.bool"}[kind]
-        device = f", device={safe(self.program.inputs[0].name)}.device" if self.program.inputs else ""
+        device = f", device={self.name(self.program.inputs[0].name)}.device" if self.program.inputs else ""
         return f"torch.full((), {value}, dtype={dtype}{device})"
 
     def takes_literal(self, line: Line) -> bool:
@@ -61,7 +81,7 @@ class _TorchFolder(Folder):
 
     def like(self, kind: str) -> str:
         """An input of this kind."""
-        return next((safe(v.name) for v in self.program.inputs if v.kind == kind), "")
+        return next((self.name(v.name) for v in self.program.inputs if v.kind == kind), "")
 
     def sum(self, line: Line) -> str:
         """Over axes that the operand has a sum, over others a product with their sizes."""
@@ -74,5 +94,5 @@ class _TorchFolder(Folder):
             text = f"({text})"
         for axis in (a for a in line.over if a not in operand.axes):
             owner = next(v.name for v in self.program.inputs if axis in v.axes)
-            text = f"{text} * {safe(owner)}.shape[{axes.index(axis)}]"
+            text = f"{text} * {self.name(owner)}.shape[{axes.index(axis)}]"
         return text

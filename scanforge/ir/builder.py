@@ -52,6 +52,8 @@ class Builder:
         values = [self._lift(a, kind) for a, kind in zip(args, wanted, strict=True)]
         if op in _FOLDED and all(v.number is not None for v in values):
             return self.const(row.number(None, *(v.number for v in values)), result)
+        if op == "where" and values[0].number is not None:  # a flag of the configuration, say
+            return values[1] if values[0].number else values[2]
         axes = broadcast(self.axes, (v.var.axes for v in values))
         return self._add(op, tuple(v.var.name for v in values), result, axes)
 

@@ -31,8 +31,14 @@ def interpret(program: Program, inputs: Mapping[str, Any], domain: Domain) -> di
     return {name: values[variable] for name, variable in program.outputs}
 
 
+BITS = 2_000  # of an exponent or of a rational: far beyond float64, and still quick to compute with
+
+
 class Exact:
-    """Exact rationals: for programs of rational primitives and finite constants."""
+    """Exact rationals: for programs of rational primitives and finite constants.
+
+    Raises OverflowError, as the next domain does, for a number that is too large to go on with.
+    """
 
     def const(self, number: Number, kind: str) -> Any:
         """A float becomes the rational that it is."""
@@ -40,7 +46,9 @@ class Exact:
 
     def call(self, op: str, *args: Any) -> Any:
         """The row's exact rule."""
-        return _number(op, None, args)
+        if op == "pow" and _bits(args[0]) * abs(args[1]) > BITS:
+            raise OverflowError
+        return _bounded(_number(op, None, args))
 
 
 class Precise:
@@ -58,7 +66,7 @@ class Precise:
 
     def call(self, op: str, *args: Any) -> Any:
         """The row's exact rule."""
-        return _number(op, self.mpmath, args)
+        return _bounded(_number(op, self.mpmath, args))
 
 
 def _number(op: str, mpmath: Any, args: tuple[Any, ...]) -> Any:
@@ -69,6 +77,20 @@ def _number(op: str, mpmath: Any, args: tuple[Any, ...]) -> Any:
         return primitive(op).number(mpmath, *args)
     except ZeroDivisionError:
         return float("nan")
+
+
+def _bounded(x: Any) -> Any:
+    if _bits(x) > BITS:
+        raise OverflowError
+    return x
+
+
+def _bits(x: Any) -> int:
+    """The length of a rational's parts, or how far an mpmath number lies above 1, as a power of 2."""
+    if isinstance(x, Fraction):
+        return max(x.numerator.bit_length(), x.denominator.bit_length())
+    parts = x._mpc_ if hasattr(x, "_mpc_") else [x._mpf_] if hasattr(x, "_mpf_") else []
+    return max((exponent + length for _, _, exponent, length in parts), default=0)
 
 
 def is_rational(program: Program) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import product
-from math import prod
+from math import comb, prod
 from typing import Any
 
 from scanforge.ir.program import Number
@@ -18,6 +18,7 @@ Atom = Any  # a sparse polynomial of SymPy's ring, or the strings below
 Lattice = frozenset[frozenset[Atom]]
 TOP, BOTTOM = "+inf", "-inf"
 LIMIT = 128  # of atoms: beyond this a search is cheaper than a proof
+TERMS = 50_000  # of a product, before equal ones are collected
 
 
 class Undecidable(Exception):
@@ -117,7 +118,10 @@ def _mul(a: Lattice, b: Lattice) -> Lattice:
             size = abs(factor.LC)
             scaled = _canonical([[_scaled(p, size) for p in term] for term in other])
             return scaled if factor.LC > 0 else _neg(scaled)
-    return _single(_only(a) * _only(b))
+    left, right = _only(a), _only(b)
+    if len(left) * len(right) > TERMS:
+        raise Undecidable
+    return _single(left * right)
 
 
 def _scaled(atom: Atom, factor: Any) -> Atom:
@@ -136,7 +140,10 @@ def _pow(a: Lattice, b: Lattice) -> Lattice:
     exponent = power.LC if power.is_ground else -1
     if exponent.denominator != 1 or not 0 <= exponent <= 8:
         raise Undecidable
-    return _single(_only(a) ** int(exponent))
+    base = _only(a)
+    if comb(len(base) + int(exponent), int(exponent)) > TERMS:
+        raise Undecidable
+    return _single(base ** int(exponent))
 
 
 _RULES: dict[str, Callable[..., Lattice]] = {

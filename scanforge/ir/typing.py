@@ -32,7 +32,9 @@ def signature(row: Primitive, kinds: Sequence[str]) -> tuple[tuple[str, ...], st
         return tuple(kinds), "float"
     if rule == "select":
         if kinds[0] != "bool":
-            raise TraceError(f"{row.name} wants a condition (bool) first, and got {kinds[0]}.")
+            raise TraceError(
+                f"{row.name} wants a condition (bool) first, and got {kinds[0]}: write sf.where(x > 0, a, b)."
+            )
         branches = common(kinds[1:])
         _only(row, kinds[1:], branches)
         return ("bool", branches, branches), branches
@@ -44,7 +46,7 @@ def signature(row: Primitive, kinds: Sequence[str]) -> tuple[tuple[str, ...], st
         return tuple(kinds), "bool"
     if rule == "compare":
         if wide == "bool" and row.name not in {"eq", "ne"}:
-            raise TraceError(f"{row.name} compares numbers, and got bool values.")
+            raise TraceError(f"{row.name} compares numbers, and got bool values: write & | ~ for logic.")
         _only(row, kinds, wide)
         return (wide,) * len(kinds), "bool"
     if "bool" in kinds:

@@ -31,6 +31,10 @@ _SIGNS: dict[str, Callable[..., Any]] = {  # NumPy's names of what Python writes
     "power": operator.pow, "negative": operator.neg, "less": operator.lt, "less_equal": operator.le,
     "greater": operator.gt, "greater_equal": operator.ge, "equal": operator.eq, "not_equal": operator.ne,
 }  # fmt: skip
+DECLARE = (
+    "Declare it: write `w = sf.Element(identity=...)` in the class, use `self.w`, and pass the tensor by "
+    "keyword, as in sf.scan(..., w=tensor)."
+)
 _ONE_LANE = "A value is one lane's number: declare one Element or State for each component."
 
 
@@ -60,8 +64,7 @@ def foreign(operand: Any) -> str:
         constant = " For a constant, write its number: w.item()." if tuple(operand.shape) == () else ""
         return (
             f"uses a {kind} of shape {tuple(operand.shape)} as an operand, and a method can read numbers and "
-            "declared fields only. Declare it: write `w = sf.Element(identity=...)` in the class, use "
-            f"`self.w`, and pass the tensor by keyword, as in sf.scan(..., w=tensor).{constant}"
+            f"declared fields only. {DECLARE}{constant}"
         )
     if isinstance(operand, complex):
         return (

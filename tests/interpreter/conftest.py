@@ -1,6 +1,7 @@
 """Generated kernels under Triton's interpreter, in a process that has TRITON_INTERPRET=1.
 
-Uninitialised memory holds NaN, and time is split into short chunks, so that tiny shapes have several.
+Uninitialised memory holds NaN. Tiles are short, so that tiny shapes have several, unless a test
+asks for the plan's own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels import force_chunk
+from tests.kernels import Tiles
 
 HERE = Path(__file__).parent
 
@@ -34,6 +35,12 @@ def nan_filled_empties() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture
+def own_tiles() -> None:
+    """Asks for the plan's own tiles instead of short ones."""
+
+
 @pytest.fixture(autouse=True)
-def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    force_chunk(monkeypatch, 16)
+def short_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "own_tiles" not in request.fixturenames:
+        Tiles().force(monkeypatch)

@@ -30,7 +30,7 @@ def test_dry_run_gates_every_row(tmp_path: Path):
     assert " 0 failed" in printed
     for row in result["rows"]:
         assert row["error"]["gradient"] > 0, "a gradient that was compared is rounded"
-        assert "replayed" not in row, "nothing was timed"
+        assert not {"cold", "replayed", "called"} & set(row), "nothing was timed"
 
 
 def test_rows_are_all_that_was_asked_for():
@@ -65,14 +65,14 @@ def test_time_contiguous_rows_are_so():
 
 
 class Spoilt:
-    """`sf.scan` with its states changed."""
+    """`sf.scan` with its states and final states changed."""
 
     def __init__(self, change):
         self.change, self.true = change, sf.scan
 
     def __call__(self, *args, **kwargs):
         states, finals = self.true(*args, **kwargs)
-        return self.change(states), finals
+        return self.change(states), self.change(finals)
 
 
 def unwritten(states: torch.Tensor) -> torch.Tensor:
@@ -133,17 +133,14 @@ def made_up() -> dict:
             rows.append({"implementation": "scanforge", **at, "direction": "all", "failed": "E: no | luck"})
             continue
         for i, direction in enumerate(cases.DIRECTIONS):
-            times = {
-                name: {"min": 0.1, "median": 0.1 * (i + 1), "max": 0.9} for name in ("replayed", "called")
-            }
+            times = {name: {"min": 0.1, "median": 0.1 * (i + 1), "max": 0.9} for name in ("cold", "called")}
             error = {"forward": 1e-7, "gradient": 2e-7}
             one = {"implementation": "scanforge", **at, "direction": direction, "error": error}
             rows.append(one | times | {"fraction": 0.9 - 0.1 * i})
         if row.operator == "MinMax" and row.layout == "btd":
             added = {"implementation": "torch.add", **at, "operator": "add", "direction": "forward"}
             rows.append(
-                added
-                | {"error": None, "replayed": {"median": 0.1}, "called": {"median": 0.2}, "fraction": 0.96}
+                added | {"error": None, "cold": {"median": 0.1}, "called": {"median": 0.2}, "fraction": 0.96}
             )
             for direction, median in (("forward", 8.0), ("forward and backward", 49.0)):
                 one = {"implementation": tables.IN_ROUNDS, **at, "direction": direction, "error": None}
@@ -188,7 +185,8 @@ def test_figures_and_tables_come_from_the_result(tmp_path: Path):
 def test_what_scan_records_is_what_figures_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     times = timing.Times(0.1, 0.2, 0.3)
     few = baselines.addends((2, 3, 4), torch.float32, "cpu")
-    monkeypatch.setattr(timing, "replayed", lambda call: (call(), times)[1])
+    for name in ("cold", "replayed"):
+        monkeypatch.setattr(timing, name, lambda call: (call(), times)[1])
     monkeypatch.setattr(timing, "called", lambda call, repeats=1: (call(), (times, times))[1])
     monkeypatch.setattr(timing, "copy_times", lambda: times)
     monkeypatch.setattr(scan, "prepare", lambda row, _: cases.prepare(cases.tiny(row), "cpu"))

@@ -163,45 +163,7 @@ INSTANCES = {
 }
 
 
-@table(TENSORS)
-def test_tensors_and_options(call, error, parts):
-    check(call, error, *parts)
-
-
-@table(INITIAL)
-def test_initial_states(call, error, parts):
-    check(call, error, *parts)
-
-
-@table(INSTANCES)
-def test_what_is_no_operator(call, error, parts):
-    check(call, error, *parts)
-
-
-def test_triton_on_the_cpu_names_the_backend_that_runs(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.delenv("SCANFORGE_FALLBACK", raising=False)
-    check(affine(backend="triton"), sf.BackendError, "Triton", "Write backend='reference'.")
-
-
-@pytest.mark.parametrize("value", [torch.tensor(True), 1, None, "yes"], ids=repr)
-def test_reverse_is_a_bool(value):
-    with pytest.raises(sf.ArgumentError, match=r"reverse=.* expected True or False\."):
-        sf.scan(SHIPPED.Affine, a=x, b=x, reverse=value)
-
-
-def test_the_kinds_of_error():
-    """What a caller may catch."""
-    assert issubclass(sf.DeclarationError, TypeError)
-    assert issubclass(sf.TraceError, TypeError)
-    for kind in (sf.ArgumentError, sf.ShapeError, sf.DTypeError, sf.DeviceError):
-        assert issubclass(kind, sf.InputError)
-        assert issubclass(kind, ValueError)
-    assert issubclass(sf.ArgumentError, TypeError)
-    assert issubclass(sf.BackendError, RuntimeError)
-
-
-OPEN = {
+SENTENCES = {
     "a number as a bool": (
         applies(lambda self, h: sf.where(h, h, 0.0)),
         sf.TraceError,
@@ -238,6 +200,27 @@ OPEN = {
         ["Decay.combine", "`a`"],
     ),
     "sf.exp of two": (applies(lambda self, h: sf.exp(h, h)), sf.TraceError, ["sf.exp (test_bad_input.py:"]),
+    "sf.where of one": (
+        applies(lambda self, h: sf.where(h)),
+        sf.TraceError,
+        ["write sf.where(condition, a, b)"],
+    ),
+    "apply returns a number too many": (applies(lambda self, h: (h, h)), sf.TraceError, ["2 value(s)", "h"]),
+    "prefixes by position": (
+        lambda: sf.prefixes(SHIPPED.Affine, x, x),
+        sf.ArgumentError,
+        ["Affine", "2 argument(s) by position", "sf.prefixes(Affine, a=..., b=...)"],
+    ),
+    "dtype of source": (
+        lambda: sf.source(SHIPPED.Affine, dtype=torch.int32),
+        sf.ArgumentError,
+        ["Affine", "torch.int32", "bf16"],
+    ),
+    "source of what": (
+        lambda: sf.source(SHIPPED.Affine, "sideways"),
+        sf.ArgumentError,
+        ["Affine", "sideways"],
+    ),
     "sf.nosuch": (applies(lambda self, h: sf.nosuch(h)), sf.TraceError, ["nosuch", "abs, conj, cos"]),
     "dtype of explain": (
         lambda: sf.explain(SHIPPED.Affine, dtype="bf17"),
@@ -247,7 +230,62 @@ OPEN = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="a sentence that is still missing or incomplete")
-@table(OPEN)
-def test_open(call, error, parts):
+@table(TENSORS)
+def test_tensors_and_options(call, error, parts):
     check(call, error, *parts)
+
+
+@table(INITIAL)
+def test_initial_states(call, error, parts):
+    check(call, error, *parts)
+
+
+@table(INSTANCES)
+def test_what_is_no_operator(call, error, parts):
+    check(call, error, *parts)
+
+
+@table(SENTENCES)
+def test_sentences(call, error, parts):
+    check(call, error, *parts)
+
+
+@pytest.mark.parametrize("lowering", ["loop", "parallel"])
+def test_meta_tensors_give_shapes(lowering):
+    """Values of no tensor are computed, and shapes, dtypes and gradients are right."""
+    a = torch.empty(2, 5, 3, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    states, final = sf.scan(SHIPPED.Affine, a=a, b=a[:, :, :1], return_final_state=True, lowering=lowering)
+    assert (states.device.type, states.shape, states.dtype) == ("meta", (2, 5, 3), torch.bfloat16)
+    assert (final.device.type, final.shape, final.dtype) == ("meta", (2, 3), torch.float32)
+    states.sum().backward()
+    assert (a.grad.device.type, a.grad.shape) == ("meta", (2, 5, 3))
+
+
+def test_an_unknown_function_is_an_attribute_error_too():
+    with pytest.raises(AttributeError, match="has no nosuch"):
+        sf.nosuch  # noqa: B018
+    assert not hasattr(sf, "nosuch")
+    assert not hasattr(sf.maths, "_nosuch")
+
+
+def test_triton_on_the_cpu_names_the_backend_that_runs(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv("SCANFORGE_FALLBACK", raising=False)
+    check(affine(backend="triton"), sf.BackendError, "Triton", "Write backend='reference'.")
+
+
+@pytest.mark.parametrize("value", [torch.tensor(True), 1, None, "yes"], ids=repr)
+def test_reverse_is_a_bool(value):
+    with pytest.raises(sf.ArgumentError, match=r"reverse=.* expected True or False\."):
+        sf.scan(SHIPPED.Affine, a=x, b=x, reverse=value)
+
+
+def test_the_kinds_of_error():
+    """What a caller may catch."""
+    assert issubclass(sf.DeclarationError, TypeError)
+    assert issubclass(sf.TraceError, TypeError)
+    for kind in (sf.ArgumentError, sf.ShapeError, sf.DTypeError, sf.DeviceError):
+        assert issubclass(kind, sf.InputError)
+        assert issubclass(kind, ValueError)
+    assert issubclass(sf.ArgumentError, TypeError)
+    assert issubclass(sf.BackendError, RuntimeError)

@@ -185,6 +185,16 @@ class TestExactOnTheGrid:
 
 
 @every_lowering
+@pytest.mark.parametrize("wanted", [False, True])
+def test_an_output_may_be_written_into(lowering, wanted):
+    """An output is no view of anything: torch lets a caller scale it in place."""
+    leaves, _ = draw(BY_NAME["Affine"], (2, 7, 3))
+    inputs = {n: x.requires_grad_(wanted) for n, x in leaves.items()}
+    truth = 2 * sf.scan(sf.operators.Affine, **inputs, lowering=lowering)
+    assert torch.equal(sf.scan(sf.operators.Affine, **inputs, lowering=lowering).mul_(2), truth)
+
+
+@every_lowering
 def test_an_output_modified_in_place_is_noticed(lowering):
     """As by an activation with inplace=True: a right gradient or torch's error, never another number."""
     leaves, _ = draw(BY_NAME["Affine"], (2, 7, 3))

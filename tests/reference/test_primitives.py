@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import scanforge as sf
 from scanforge.emit.torch_text import function
 from scanforge.ir.builder import Builder
 from scanforge.ir.primitives import TABLE
@@ -191,7 +192,6 @@ class TestAgainstTorch:
     def test_a_number_beside_a_tensor(self, name, position, number):
         compare(name, ["float", "float"], [torch.tensor(TWO, dtype=F64)] * 2, {position: number})
 
-    @pytest.mark.xfail(strict=True, reason="torch.where is given a Python bool")
     @pytest.mark.parametrize("condition", [True, False])
     def test_a_choice_that_is_made_already(self, condition):
         """A flag of the configuration, say."""
@@ -200,6 +200,30 @@ class TestAgainstTorch:
         program = builder.finish({"y": builder.call("where", condition, a, b)})
         given = {"a": torch.ones(2), "b": torch.zeros(2)}
         assert torch.equal(run(program, given)[0], given["a" if condition else "b"])
+
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("lowering", ["loop", "parallel"])
+    def test_a_flag_of_the_configuration(self, bias, lowering):
+        """In methods, of values, numbers and complex values: the branch is chosen while tracing."""
+
+        class Configured(sf.Operator):
+            a = sf.Element(identity=1.0)
+            b = sf.Element(identity=0.0)
+            h = sf.State()
+
+            def combine(self, later):
+                return Configured(a=later.a * self.a, b=later.a * self.b + sf.where(bias, later.b, 0.0))
+
+            def apply(self, h):
+                return self.a * h * sf.where(True, 1.0, 2.0) + sf.where(bias, self.b, 0.0)
+
+        for a in (torch.randn(2, 5, 3, dtype=F64), torch.randn(2, 5, 3, dtype=torch.complex128)):
+            b = torch.randn_like(a).requires_grad_()
+            states = sf.scan(Configured, a=a, b=b, lowering=lowering)
+            truth = sf.scan(sf.operators.Affine, a=a, b=b if bias else 0 * b, lowering=lowering)
+            torch.testing.assert_close(states, truth)
+            found, known = (torch.autograd.grad(x.abs().sum(), b)[0] for x in (states, truth))
+            torch.testing.assert_close(found, known)
 
     @pytest.mark.parametrize("position", [1, 2])
     def test_a_number_in_a_choice(self, position):

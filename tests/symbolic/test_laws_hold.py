@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
+import time
 
 import pytest
 
@@ -17,6 +19,15 @@ from scanforge.trace import Signature, trace
 INF = math.inf
 SHIPPED = [getattr(sf.operators, name) for name in sf.operators.__all__]
 FUNCTIONS = ["abs", "sign", "floor", "exp", "log1p", "expm1", "sigmoid", "softplus", "silu", "gelu"]
+TOWERS = {
+    "exp": lambda h, a: sf.exp(sf.exp(sf.exp(h) + a)),
+    "five times exp": lambda h, a: sf.exp(sf.exp(sf.exp(sf.exp(sf.exp(h) + a)))),
+    "exp below": lambda h, a: sf.exp(-sf.exp(sf.exp(sf.exp(h)))) + a,
+    "sin": lambda h, a: sf.sin(sf.exp(sf.exp(sf.exp(h)))) + a,
+    "pow of pow": lambda h, a: ((h**100) ** 100) ** 100 + a,
+    "pow to a pow": lambda h, a: (sf.abs(h) + 2.0) ** ((sf.abs(h) + 2.0) ** ((sf.abs(h) + 2.0) ** a)),
+    "squares": lambda h, a: functools.reduce(lambda x, _: x * x, range(12), h) + a,
+}
 FUNCTIONS += ["erf", "tanh", "sin", "cos"]
 
 
@@ -28,6 +39,22 @@ def text(operator, **complex_parts) -> str:
 
 def results(operator, **complex_parts) -> dict[str, str]:
     return {r.law: str(r) for r in laws.check_laws(text(operator, **complex_parts))}
+
+
+def tower(step):
+    """An operator with this step, and a combine that is not its."""
+
+    class Tower(sf.Operator):
+        a = sf.Element(identity=0.0)
+        h = sf.State()
+
+        def combine(self, later):
+            return Tower(a=self.a + later.a)
+
+        def apply(self, h):
+            return step(h, self.a)
+
+    return Tower
 
 
 class Resettable(sf.Operator):
@@ -223,6 +250,17 @@ class TestRightOperators:
                 return sf.where(self.flag, 1.0 / self.value, last)
 
         laws.ensure(text(Inverse))
+
+    @pytest.mark.parametrize("name", list(TOWERS))
+    def test_numbers_that_cannot_be_computed_with_are_left_out(self, name):
+        """A tower of exponentials or powers: the other samples are judged, and soon."""
+        started = time.perf_counter()
+        found = laws.check_laws(text(tower(TOWERS[name])))
+        assert time.perf_counter() - started < 5
+        action = next(r for r in found if r.law == "action")
+        assert action.broken
+        assert "domain" in action.hint or action.broken.left != action.broken.right
+        assert 10 < next(r for r in found if r.law == "associativity").samples <= 100
 
     @pytest.mark.parametrize("states", [1, 2, 3])
     def test_the_affine_operator_of_every_closed_pattern(self, states):
