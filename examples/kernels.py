@@ -68,8 +68,8 @@ def write(operator: type[sf.Operator], which: str, folder: Path) -> Path:
 def compile_for(target: GPUTarget, path: Path) -> Any:
     """A kernel's machine code for float32 tensors of (b, t, d), without such a device.
 
-    Its arguments are pointers, sizes and strides of the lane axes, and constants: the strides of time (_st)
-    and of the innermost lanes (_sd), and what LAUNCH names.
+    Its arguments are pointers, sizes and strides of the lane axes, and constants: the strides of time (st_)
+    and of the innermost lanes (sd_), and what LAUNCH names.
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -79,9 +79,9 @@ def compile_for(target: GPUTarget, path: Path) -> Any:
         name = parameter.name
         if parameter.is_constexpr:
             signature[name] = "constexpr"
-            constants[name] = LAUNCH.get(name, LANES if name.endswith("_st") else 1)
+            constants[name] = LAUNCH.get(name, LANES if name.startswith("st_") else 1)
             continue
-        signature[name] = "*fp32" if name.endswith("_ptr") else "i32"
+        signature[name] = "*fp32" if name.startswith("ptr_") else "i32"
         if name != "T":  # any number of steps; everything else is a multiple of 16, so that loads are wide
             aligned[i,] = [["tt.divisibility", 16]]
     source = ASTSource(module.kernel, signature, constants, aligned)

@@ -149,8 +149,8 @@ def _apply(cls: type[Operator], names: _Names) -> Program:
     values = result if isinstance(result, tuple) else (result,)
     if result is None or isinstance(result, list):
         raise TraceError(
-            f"{builder.name} returns {_shown(result)}, and must return the new value of "
-            f"{' and of '.join(states)}: write `return {', '.join(states)}` with their new values."
+            f"{builder.name} returns {_shown(result)}, and must return the states after the step: write "
+            f"`return {', '.join(states)}`, the new value of each."
         )
     if len(values) != len(states):
         raise TraceError(

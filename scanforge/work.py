@@ -55,7 +55,8 @@ class Work:
     def lanes(self) -> Lanes:
         """The layout of the lane axes."""
         over_time = [*self.inputs.values(), *self.outputs.values(), *self.kept.values()]
-        strides = [v.strides[1:] for v in over_time] + [v.strides for v in (self.starts | self.ends).values()]
+        states = [*self.starts.values(), *self.ends.values()]
+        strides = [v.strides[1:] for v in over_time] + [v.strides for v in states]
         return lay_out(over_time[0].shape[1:], strides)
 
     def int_type(self) -> str:
@@ -94,8 +95,8 @@ def call(function: Any, kernel: Kernel, work: Work, tile: Tile, lanes: Lanes) ->
     kept = {f"kept_{n}": work.kept[n] for n in kernel.kept}
     views = over_time | states | kept
     strides = {n: lanes.strides(v.strides if n in states else v.strides[1:]) for n, v in views.items()}
-    constants = {f"{n}_st": v.strides[0] for n, v in over_time.items()}
-    constants |= {f"{n}_sd": s[-1] for n, s in strides.items()}
+    constants = {f"st_{n}": v.strides[0] for n, v in over_time.items()}
+    constants |= {f"sd_{n}": s[-1] for n, s in strides.items()}
     first = next(iter(views.values())).tensor
     blocks = -(-lanes.inner // tile.lanes)
     with _device(first):

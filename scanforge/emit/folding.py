@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from scanforge.ir.primitives import primitive
-from scanforge.ir.program import Line, Program
+from scanforge.ir.program import Line, Program, fresh
 
 WIDTH = 50  # an expression longer than this gets a name
 _CALL = (
     9  # binds tightest; then the operators that Python knows, and 0 for those that always want parentheses
 )
 _BINDS = {"pow": 0, "neg": 3, "mul": 2, "div": 2, "add": 1, "sub": 1}
+
+
+class Locals:
+    """The local names of one generated function: the user's, one to one, then others from what is left."""
+
+    def __init__(self, names: Iterable[str], reserved: frozenset[str]) -> None:
+        self.taken = set(reserved)
+        ordered = sorted(dict.fromkeys(names), key=reserved.__contains__)  # ordinary names stay as they are
+        self.spelt = {name: self.local(name) for name in ordered}
+
+    def __getitem__(self, name: str) -> str:
+        """A user's name as it is spelt in the function."""
+        return self.spelt[name]
+
+    def local(self, name: str) -> str:
+        """A further name, with underscores until it is free."""
+        free = fresh(name, self.taken)
+        self.taken.add(free)
+        return free
 
 
 class Folder:

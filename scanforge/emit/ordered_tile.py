@@ -93,7 +93,7 @@ class _Writer:
         sections = [self.tiles(), self.rest()]
         for section in reversed(sections) if self.down else sections:
             lines += section
-        lines += [f"    tl.store(end_{s}_at, {self.state(s)}, mask=mask)" for s in self.states]
+        lines += [f"    tl.store(at_end_{s}, {self.state(s)}, mask=mask)" for s in self.states]
         return "\n".join(lines) + "\n"
 
     def state(self, name: str) -> str:
@@ -109,15 +109,15 @@ class _Writer:
 
     def signature(self) -> list[str]:
         outer = range(self.form.outer)
-        rows = [", ".join(f"{t}_ptr" for t in self.tensors())]
+        rows = [", ".join(f"ptr_{t}" for t in self.tensors())]
         rows.append(
-            ", ".join(["T", "LANES", *(f"N{k}" for k in outer), *(f"kept_{s}_st" for s in self.kept)])
+            ", ".join(["T", "LANES", *(f"N{k}" for k in outer), *(f"st_kept_{s}" for s in self.kept)])
         )
-        rows += [", ".join(f"{t}_s{k}" for k in outer) for t in self.tensors() if outer]
-        rows += [f"{t}_st: tl.constexpr" for t in self.over_time()]
-        rows += [f"{t}_sd: tl.constexpr" for t in self.tensors()]
+        rows += [", ".join(f"s{k}_{t}" for k in outer) for t in self.tensors() if outer]
+        rows += [f"st_{t}: tl.constexpr" for t in self.over_time()]
+        rows += [f"sd_{t}: tl.constexpr" for t in self.tensors()]
         rows.append("BD: tl.constexpr, NS: tl.constexpr, MASKED: tl.constexpr, FENCE: tl.constexpr")
-        plain = ", ".join(f'"{n}"' for n in ("T", *(f"kept_{s}_st" for s in self.kept)))  # never constants
+        plain = ", ".join(f'"{n}"' for n in ("T", *(f"st_kept_{s}" for s in self.kept)))  # never constants
         head = f"@triton.jit(do_not_specialize=[{plain}])"
         return [head, "def kernel(", *(f"    {row}," for row in rows), "):"]
 
@@ -136,13 +136,13 @@ class _Writer:
                 lines.append(f"    outer{k} = {rest} // N{k}")
                 rest = f"outer{k}"
         for t in self.tensors():
-            shift = "".join(f" + o{k} * {t}_s{k}" for k in range(self.form.outer))
-            lines.append(f"    {t}_at = {t}_ptr{shift} + lane.to(tl.int64) * {t}_sd  # [BD]")
+            shift = "".join(f" + o{k} * s{k}_{t}" for k in range(self.form.outer))
+            lines.append(f"    at_{t} = ptr_{t}{shift} + lane.to(tl.int64) * sd_{t}  # [BD]")
         lines.append(f"    tiles = T // {self.form.rows}")
         return lines
 
     def start(self) -> list[str]:
-        return [f"    {self.state(s)} = tl.load(start_{s}_at, mask=mask)" for s in self.states]
+        return [f"    {self.state(s)} = tl.load(at_start_{s}, mask=mask)" for s in self.states]
 
     def tiles(self) -> list[str]:
         """The loop over whole tiles."""
@@ -150,43 +150,43 @@ class _Writer:
         lines = [f"    row = tl.arange(0, {r}).to(tl.int64)  # [R]"]
         last = "(tiles - 1).to(tl.int64)"
         for t in self.over_time():
-            at = f"{t}_at + {last} * {r} * {t}_st" if self.down else f"{t}_at"
+            at = f"at_{t} + {last} * {r} * st_{t}" if self.down else f"at_{t}"
             if t.startswith("in_"):
-                lines.append(f"    {t}_tile = ({at})[None, :] + row[:, None] * {t}_st  # [R, BD]")
+                lines.append(f"    tile_{t} = ({at})[None, :] + row[:, None] * st_{t}  # [R, BD]")
             else:
-                lines.append(f"    {t}_tile = {at}  # [BD]")
+                lines.append(f"    tile_{t} = {at}  # [BD]")
         for s in self.kept:
             lines.append(
-                f"    kept_{s}_tile = kept_{s}_at" + (f" + {last} * kept_{s}_st" if self.down else "")
+                f"    tile_kept_{s} = at_kept_{s}" + (f" + {last} * st_kept_{s}" if self.down else "")
             )
         lines.append("    for _ in tl.range(0, tiles, num_stages=NS):")
         lines += [f"        {line}" for line in self.tile_body()]
         sign, passed = ("-", 1) if self.down else ("+", r // (self.form.spacing or r))
-        lines += [f"        {t}_tile {sign}= {r} * {t}_st" for t in self.over_time()]
-        lines += [f"        kept_{s}_tile {sign}= {passed} * kept_{s}_st.to(tl.int64)" for s in self.kept]
+        lines += [f"        tile_{t} {sign}= {r} * st_{t}" for t in self.over_time()]
+        lines += [f"        tile_kept_{s} {sign}= {passed} * st_kept_{s}.to(tl.int64)" for s in self.kept]
         return lines
 
     def tile_body(self) -> list[str]:
         r = self.form.rows
         lines = [
-            f"in_{n} = tl.load(in_{n}_tile, mask=mask[None, :] if MASKED else None)  # [R, BD]"
+            f"in_{n} = tl.load(tile_in_{n}, mask=mask[None, :] if MASKED else None)  # [R, BD]"
             for n in self.inputs
         ]
-        lines += [f"{s}_0 = tl.load(kept_{s}_tile, mask=mask)  # [BD]" for s in self.kept if self.down]
+        lines += [f"before0_{s} = tl.load(tile_kept_{s}, mask=mask)  # [BD]" for s in self.kept if self.down]
         for n in self.inputs:
             lines += _split_rows(f"in_{n}", r)
         carried = [self.state(s.name) for s in self.scan.states if s.kind == "float"]
         if carried and self.form.float_type == "float32":
             lines += ["if FENCE:", f"    {carried[0]} = {_FENCE.format(carried[0])}"]
         for i in range(r - 1) if self.rerun_states else ():
-            now = [f"{s}_{i}" for s in self.rerun_states]
-            after = ", ".join(f"{s}_{i + 1}" for s in self.rerun_states)
+            now = [f"before{i}_{s}" for s in self.rerun_states]
+            after = ", ".join(f"before{i + 1}_{s}" for s in self.rerun_states)
             rows = [self.row(n, i) for n in self.rerun_inputs()]
             lines.append(f"{after} = rerun({', '.join([*rows, *now])})")
         for i in reversed(range(r)) if self.down else range(r):
             if self.kept and not self.down and i % self.form.spacing == 0:
                 lines += [
-                    f"tl.store(kept_{s}_tile + {i // self.form.spacing} * kept_{s}_st.to(tl.int64), "
+                    f"tl.store(tile_kept_{s} + {i // self.form.spacing} * st_kept_{s}.to(tl.int64), "
                     f"{self.state(s)}, mask=mask)"
                     for s in self.kept
                 ]
@@ -199,23 +199,23 @@ class _Writer:
         lines = [f"    rest = T - tiles * {r}"]
         first = "(T - 1)" if self.down else f"(tiles * {r})"
         for t in self.over_time():
-            lines.append(f"    {t}_row = {t}_at + {first}.to(tl.int64) * {t}_st  # [BD]")
+            lines.append(f"    row_{t} = at_{t} + {first}.to(tl.int64) * st_{t}  # [BD]")
         if self.down:
             last = "(tiles + rest - 1).to(tl.int64)"
-            lines += [f"    kept_{s}_row = kept_{s}_at + {last} * kept_{s}_st" for s in self.kept]
+            lines += [f"    row_kept_{s} = at_kept_{s} + {last} * st_kept_{s}" for s in self.kept]
         lines.append("    for t in range(0, rest):")
-        body = [f"in_{n} = tl.load(in_{n}_row, mask=mask)  # [BD]" for n in self.inputs]
+        body = [f"in_{n} = tl.load(row_in_{n}, mask=mask)  # [BD]" for n in self.inputs]
         body += self.kept_row()
-        body += self.one_step(lambda n: self.cast(f"in_{n}", self.inputs[n]), 0, lambda t: f"{t}_row")
+        body += self.one_step(lambda n: self.cast(f"in_{n}", self.inputs[n]), 0, lambda t: f"row_{t}")
         sign = "-" if self.down else "+"
-        body += [f"{t}_row {sign}= {t}_st" for t in self.over_time()]
+        body += [f"row_{t} {sign}= st_{t}" for t in self.over_time()]
         return lines + [f"        {line}" for line in body]
 
     def kept_row(self) -> list[str]:
         """A row of the rest: load the state before it, or store it where the backward kernel looks for it."""
         if self.down:
-            loads = [f"{s}_0 = tl.load(kept_{s}_row, mask=mask)  # [BD]" for s in self.kept]
-            return loads + [f"kept_{s}_row -= kept_{s}_st.to(tl.int64)" for s in self.kept]
+            loads = [f"before0_{s} = tl.load(row_kept_{s}, mask=mask)  # [BD]" for s in self.kept]
+            return loads + [f"row_kept_{s} -= st_kept_{s}.to(tl.int64)" for s in self.kept]
         if not self.kept:
             return []
         spacing = self.form.spacing
@@ -226,7 +226,7 @@ class _Writer:
             f"if (now >= whole) | (now % {spacing} == 0):",
         ]
         return lines + [
-            f"    tl.store(kept_{s}_at + place * kept_{s}_st, {self.state(s)}, mask=mask)" for s in self.kept
+            f"    tl.store(at_kept_{s} + place * st_kept_{s}, {self.state(s)}, mask=mask)" for s in self.kept
         ]
 
     def one_step(self, read: Callable[[str], str], i: int, place: Callable[[str], str]) -> list[str]:
@@ -238,13 +238,13 @@ class _Writer:
             elif any(v.name == before(s) for s in self.states):
                 args.append(self.state(v.name.removeprefix("previous_")))
             else:
-                args.append(f"{v.name.removeprefix('previous_')}_{i}")
+                args.append(f"before{i}_{v.name.removeprefix('previous_')}")
         results = {next_state(s): self.state(s) for s in self.states} | {o: f"out_{o}" for o in self.outputs}
         named = [results[name] for name, _ in self.step.outputs]
         lines = [f"{', '.join(named)} = step({', '.join(args)})"]
         for o in self.outputs:
             lines.append(
-                f"tl.store({place(f'out_{o}')}, out_{o}.to(out_{o}_ptr.dtype.element_ty), mask=mask)"
+                f"tl.store({place(f'out_{o}')}, out_{o}.to(ptr_out_{o}.dtype.element_ty), mask=mask)"
             )
         return lines
 
@@ -252,29 +252,29 @@ class _Writer:
         return [i.name for i in self.primal.inputs] if self.primal else []
 
     def row(self, name: str, i: int) -> str:
-        return self.cast(f"in_{name}_{i}", self.inputs[name])
+        return self.cast(f"row{i}_in_{name}", self.inputs[name])
 
     def cast(self, name: str, kind: str) -> str:
         return {"float": f"{name}.to(FLOAT)", "int": f"{name}.to(INT)", "bool": name}[kind]
 
 
 def _tile_row(tensor: str, i: int) -> str:
-    return f"{tensor}_tile + {i} * {tensor}_st"
+    return f"tile_{tensor} + {i} * st_{tensor}"
 
 
 def _split_rows(name: str, rows: int) -> list[str]:
-    """Rows `name_0`, `name_1`, ... of a tile: each split separates the lowest bit of the row that is left."""
+    """Rows `row0_name`, `row1_name`, ... of a tile: each split separates the lowest bit that is left."""
     if rows == 1:
-        return [f"{name}_0 = tl.reshape({name}, [BD])"]
+        return [f"row0_{name} = tl.reshape({name}, [BD])"]
     halvings = rows.bit_length() - 1
-    lines = [f"{name}_b = tl.reshape(tl.permute({name}, (1, 0)), [BD{', 2' * halvings}])"]
-    level = [(f"{name}_b", 0)]
+    lines = [f"bits_{name} = tl.reshape(tl.permute({name}, (1, 0)), [BD{', 2' * halvings}])"]
+    level = [(f"bits_{name}", 0)]
     for bit in range(halvings):
         after = []
         for text, index in level:
             last = bit == halvings - 1
             low, high = index, index + (1 << bit)
-            names = [f"{name}_{i}" if last else f"{name}_b{bit}_{i}" for i in (low, high)]
+            names = [f"row{i}_{name}" if last else f"half{bit}_{i}_{name}" for i in (low, high)]
             lines.append(f"{names[0]}, {names[1]} = tl.split({text})")
             after += [(names[0], low), (names[1], high)]
         level = after
@@ -283,7 +283,6 @@ def _split_rows(name: str, rows: int) -> list[str]:
 
 def _states_only(scan: Scan) -> Program:
     """The step without its outputs."""
-
     program = step_program(scan)
     wanted = {next_state(s.name) for s in scan.states}
     return drop_dead(replace(program, outputs=tuple(o for o in program.outputs if o[0] in wanted)))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scanforge.emit.torch_text import Locals, function
+from scanforge.emit.folding import Locals
+from scanforge.emit.torch_text import RESERVED, function
 from scanforge.ir.program import Var
 from scanforge.ir.scan import Scan, before
 
@@ -42,7 +43,7 @@ class _Names:
 
     def __init__(self, scan: Scan) -> None:
         states = [s.name for s in scan.states]
-        self.of = Locals([*(i.name for i in scan.inputs), *states, *map(before, states)])
+        self.of = Locals([*(i.name for i in scan.inputs), *states, *map(before, states)], RESERVED)
         local = self.of.local
         self.inputs = [self.of[i.name] for i in scan.inputs]
         self.states = [self.of[s] for s in states]

@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable
 
-from scanforge.emit.folding import Folder
+from scanforge.emit.folding import Folder, Locals
 from scanforge.ir.primitives import primitive
-from scanforge.ir.program import Line, Number, Program, fresh
+from scanforge.ir.program import Line, Number, Program
 
-_RESERVED = frozenset(
+RESERVED = frozenset(
     {*keyword.kwlist, "torch", "inf", "nan", "element", "apply", "combine", "prefixes", "readout", "run"}
     | {"list", "zip", "reversed", "steps", "reverse"}
 )
-
-
-class Locals:
-    """The local names of one generated function: the user's, one to one, then others from what is left."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.taken = set(_RESERVED)
-        ordered = sorted(dict.fromkeys(names), key=_RESERVED.__contains__)  # ordinary names stay as they are
-        self.spelt = {name: self.local(name) for name in ordered}
-
-    def __getitem__(self, name: str) -> str:
-        """A user's name as it is spelt in the function."""
-        return self.spelt[name]
-
-    def local(self, name: str) -> str:
-        """A further name, with underscores until it is free."""
-        free = fresh(name, self.taken)
-        self.taken.add(free)
-        return free
 
 
 def function(program: Program, name: str, doc: str) -> str:
@@ -51,7 +31,8 @@ def literal(value: Number) -> str:
 
 class _TorchFolder(Folder):
     def __init__(self, program: Program) -> None:
-        self.locals = Locals([*(v.name for v in program.inputs), *(line.var.name for line in program.lines)])
+        names = [*(v.name for v in program.inputs), *(line.var.name for line in program.lines)]
+        self.locals = Locals(names, RESERVED)
         super().__init__(program)
 
     def name(self, name: str) -> str:

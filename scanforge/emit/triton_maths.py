@@ -3,14 +3,15 @@
 The text of those that a kernel uses stands at its head, so that the module runs on its own. They need
 `exp`, `log`, `erf` and correctly rounded `sqrt` only, and are good to a few units of rounding in fp32 and
 fp64 (the bounds are in the tests): expm1 and log1p use Kahan's quotients, in which the errors of u = exp(x)
-and of u = 1 + x cancel.
+and of u = 1 + x cancel; a power goes through fp64, since exp turns an absolute error of p log x into a
+relative one.
 """
 
 from __future__ import annotations
 
 import re
 
-_HELPERS = {
+HELPERS = {
     "minimum": """
 def minimum(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -21,12 +22,30 @@ def maximum(a, b):
 """,
     "sign": """
 def sign(x):
-    zero = x * 0
-    return tl.where(x > 0, zero + 1, tl.where(x < 0, zero - 1, zero))
+    return tl.where(x > 0, 1, tl.where(x < 0, -1, 0)).to(x.dtype)
+""",
+    "sqrt": """
+def sqrt(x):
+    if FLOAT == tl.float32:
+        return tl.sqrt_rn(x)
+    else:
+        return tl.sqrt(x)
 """,
     "rsqrt": """
 def rsqrt(x):
-    return 1.0 / tl.sqrt_rn(x)
+    return 1.0 / sqrt(x)
+""",
+    "reciprocal": """
+def reciprocal(x):
+    return 1.0 / x
+""",
+    "square": """
+def square(x):
+    return x * x
+""",
+    "cube": """
+def cube(x):
+    return x * x * x
 """,
     "expm1": """
 def expm1(x):
@@ -65,12 +84,13 @@ def tanh(x):
 """,
     "power": """
 def power(x, p):
-    size = tl.exp(p * tl.log(tl.where(x == 0.0, 1.0 + x, tl.abs(x))))
+    size = tl.exp(p.to(tl.float64) * tl.log(tl.abs(x).to(tl.float64))).to(FLOAT)
+    size = tl.where(((tl.abs(x) == 1.0) & (p == p)) | (p == 0.0), 1.0, size)
     whole = tl.floor(p) == p
     odd = whole & (tl.floor(p * 0.5) * 2.0 != p)
-    signed = tl.where(x < 0.0, tl.where(odd, -size, tl.where(whole, size, float("nan"))), size)
-    at_zero = tl.where(p > 0.0, 0.0 * x, tl.where(p < 0.0, float("inf") + 0.0 * x, 1.0 + x))
-    return tl.where(x == 0.0, at_zero, signed)
+    finite = (x < 0.0) & (x > float("-inf")) & (tl.abs(p) < float("inf"))
+    signed = tl.where(odd & ((x < 0.0) | ((x == 0.0) & (1.0 / x < 0.0))), -size, size)
+    return tl.where(x == 1.0, 1.0, tl.where(finite & (whole == 0), float("nan"), signed))
 """,
 }
 
@@ -79,11 +99,11 @@ def helpers(text: str) -> str:
     """The helper functions that a text calls, those that they call themselves first."""
     wanted: list[str] = []
     _collect(text, wanted)
-    return "\n\n".join(f"@triton.jit\n{_HELPERS[name].strip()}\n" for name in wanted)
+    return "\n\n".join(f"@triton.jit\n{HELPERS[name].strip()}\n" for name in wanted)
 
 
 def _collect(text: str, wanted: list[str]) -> None:
-    for name, body in _HELPERS.items():
+    for name, body in HELPERS.items():
         if name not in wanted and re.search(rf"(?<![\w.]){name}\(", text):
             _collect(body.partition(":")[2], wanted)
             wanted.append(name)

