@@ -15,18 +15,29 @@ PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(WORKERS)
 # The checkout itself is what runs, installed or not.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: demo test test-all check format bench
+.PHONY: demo test test-all test-gpu check format bench
 
 demo: $(ENV)
 	$(PYTHON) examples/prices.py
 	$(PYTHON) examples/kernels.py
 
+# Three processes: Triton's interpreter and its compiler exclude each other.
+APART = --ignore=tests/interpreter --ignore=tests/compile --ignore=tests/gpu
+
 test: check
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) $(APART) -m "not slow"
+	TRITON_INTERPRET=1 $(PYTEST) tests/interpreter -m "not slow"
+	$(PYTEST) tests/compile -m "not slow"
 
 test-all: check
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) $(APART)
+	TRITON_INTERPRET=1 $(PYTEST) tests/interpreter
+	$(PYTEST) tests/compile
 	$(PYTHON) -m pytest benchmarks --benchmark-disable
+
+# On a machine with a GPU: make PYTHON=python3 test-gpu
+test-gpu: $(ENV)
+	GPU_REPORT=build/gpu-tests.json $(PYTHON) -m pytest tests/gpu
 
 check: $(ENV)
 	$(PYTHON) -m ruff format --check .

@@ -22,7 +22,7 @@ SCAN = (
 )
 BACKWARD = (
     "scan_backward(str recurrence, str wanted, str present, bool initial, Tensor[] inputs, Tensor[] kept, "
-    "Tensor[] cotangents, Tensor[] seeds, bool reverse, ScalarType dtype) -> Tensor[]"
+    "Tensor[] cotangents, Tensor[] seeds, bool reverse, str lowering, ScalarType dtype) -> Tensor[]"
 )
 
 
@@ -94,10 +94,11 @@ def _backward(  # noqa: PLR0913, PLR0917 - as in the schema
     cotangents: list[Tensor],
     seeds: list[Tensor],
     reverse: bool,
+    lowering: str,
     dtype: torch.dtype,
 ) -> list[Tensor]:
     which = Wanted(frozenset(wanted.split()), frozenset(present.split()), initial)
-    options = Options(reverse, "", dtype, "triton")
+    options = Options(reverse, lowering, dtype, "triton")
     gradients, ends = launch_triton.backward(recurrence, which, inputs, kept, cotangents, seeds, options)
     return [*gradients, *ends]
 
@@ -112,6 +113,7 @@ def _fake_backward(  # noqa: PLR0913, PLR0917
     cotangents: list[Tensor],
     seeds: list[Tensor],
     reverse: bool,
+    lowering: str,
     dtype: torch.dtype,
 ) -> list[Tensor]:
     names = wanted.split()

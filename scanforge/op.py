@@ -141,6 +141,7 @@ def _one_kernel(
         [seen[name] for _, name in derived.cotangents],
         seeds,
         call.options.reverse,
+        call.options.lowering,
         call.options.dtype,
     )
     n = len(derived.gradients)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import mpmath as m
 import torch
 from torch import Tensor
 
@@ -12,6 +14,8 @@ from scanforge.emit.triton_maths import helpers
 from scanforge.emit.triton_text import function
 from scanforge.ir.builder import Builder
 from scanforge.ir.program import Program
+
+SQRT = "tl.sqrt_rn takes float32 alone: the table's text for sqrt has to be sqrt({0}), which is a helper"
 
 _KERNEL = '''"""A program on its own, for tests."""
 
@@ -67,3 +71,54 @@ def call(name: str, *tensors: Tensor) -> Tensor:
     given = {f"x{i}": x for i, x in enumerate(tensors)}
     program = builder.finish({"y": builder.call(name, *(builder.input(n, "float") for n in given))})
     return run(program, given, tensors[0].dtype)[0]
+
+
+def _logistic(x: Any) -> Any:
+    return 1 / (1 + m.exp(-x))
+
+
+_NEAR = ((-30, 0), (-10.0, 10.0))  # magnitudes as powers of ten, then an interval
+_ABOVE = ((-30, 30), (0.5, 2.0))
+
+# A function's truth, and where it is tried: magnitudes of both signs (or of one), and an interval.
+FUNCTIONS: dict[str, tuple[Callable[[Any], Any], tuple[tuple[float, float], tuple[float, float]]]] = {
+    "exp": (m.exp, ((-30, 0), (-87.0, 88.0))),
+    "log": (m.log, _ABOVE),
+    "expm1": (m.expm1, ((-30, 0), (-87.0, 88.0))),
+    "log1p": (m.log1p, ((-30, 0), (-0.99, 100.0))),
+    "tanh": (m.tanh, _NEAR),
+    "sigmoid": (_logistic, ((-30, 0), (-87.0, 30.0))),
+    "softplus": (lambda x: m.log1p(m.exp(x)), ((-30, 0), (-87.0, 20.0))),
+    "silu": (lambda x: x * _logistic(x), ((-30, 0), (-87.0, 30.0))),
+    "gelu": (lambda x: x * m.erfc(-x / m.sqrt(2)) / 2, ((-30, 0), (-1.0, 10.0))),
+    "erf": (m.erf, _NEAR),
+    "sqrt": (m.sqrt, _ABOVE),
+    "rsqrt": (lambda x: 1 / m.sqrt(x), _ABOVE),
+    "sin": (m.sin, _NEAR),
+    "cos": (m.cos, _NEAR),
+}
+POSITIVE = ("log", "sqrt", "rsqrt")
+
+
+def arguments(name: str, dtype: torch.dtype, count: int = 300) -> Tensor:
+    """Where a function is tried: very small and very large numbers, and an interval."""
+    g = torch.Generator().manual_seed(len(name))
+    (least, most), (low, high) = FUNCTIONS[name][1]
+    size = 10 ** (least + (most - least) * torch.rand(count, generator=g, dtype=torch.float64))
+    sign = torch.where(torch.rand(count, generator=g) < 0.5, -1.0, 1.0)
+    inside = low + (high - low) * torch.rand(count, generator=g, dtype=torch.float64)
+    x = torch.cat([size if name in POSITIVE else size * sign, inside])
+    return x.clamp(min=-0.9999).to(dtype) if name == "log1p" else x.to(dtype)
+
+
+def units_off(x: Tensor, y: Tensor, truth: Callable[..., Any], *rest: Tensor) -> Tensor:
+    """How far each y is from truth(x), in units in the last place of the truth."""
+    digits, least = {torch.float32: (24, -149), torch.float64: (53, -1074)}[y.dtype]
+    found = []
+    with m.workprec(200):
+        for got, *args in zip(y.tolist(), x.tolist(), *(r.tolist() for r in rest), strict=True):
+            wanted = truth(*map(m.mpf, args))
+            exponent = int(m.floor(m.log(abs(wanted), 2))) if wanted else least
+            unit = m.mpf(2) ** max(exponent - digits + 1, least)
+            found.append(float(abs(m.mpf(got) - wanted) / unit) if m.isfinite(got) else float("inf"))
+    return torch.tensor(found)

@@ -84,6 +84,7 @@ def tanh(x):
 """,
     "power": """
 def power(x, p):
+    x, p = tl.broadcast(x, p)
     size = tl.exp(p.to(tl.float64) * tl.log(tl.abs(x).to(tl.float64))).to(FLOAT)
     size = tl.where(((tl.abs(x) == 1.0) & (p == p)) | (p == 0.0), 1.0, size)
     whole = tl.floor(p) == p

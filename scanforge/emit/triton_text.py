@@ -18,6 +18,7 @@ _POWERS = {
     -0.5: "rsqrt({0})",
     -1.0: "reciprocal({0})",
     -2.0: "reciprocal(square({0}))",
+    1.0: "({0})",
     2.0: "square({0})",
     3.0: "cube({0})",
 }

@@ -137,7 +137,7 @@ _FUNCTIONS = [
               lambda g, y, x: (g * (y + 1.0),),
               lambda m, x: m.expm1(x), lambda s, x: s.exp(x) - 1,
               doc="exp(x) - 1, exact for small x."),
-    Primitive("sqrt", "float", "sqrt({0})", "torch.sqrt({0})", "tl.sqrt_rn({0})",
+    Primitive("sqrt", "float", "sqrt({0})", "torch.sqrt({0})", "sqrt({0})",
               lambda g, y, x: (g / (2.0 * y),),
               lambda m, x: m.sqrt(x), lambda s, x: s.sqrt(x),
               doc="Square root; its slope at 0 is infinite, as torch's."),
