@@ -14,7 +14,6 @@ from math import prod
 import torch
 
 from scanforge import pipeline, split
-from scanforge.adjoint import adjoint
 from scanforge.ir.scan import TIME, Scan, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.pipeline import Wanted
@@ -83,7 +82,7 @@ def backward(
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """The gradients of the wanted inputs in the scan's order, and the adjoint's final states."""
     scan = load(text)
-    derived = adjoint(pipeline.widen(scan), wanted.inputs, wanted.present, wanted.initial)
+    derived = pipeline.wide_adjoint(text, wanted)
     sizes = sizes_of(scan, tensors, ())
     dims = {i.name: i.dims for i in scan.inputs} | {n: scan.outputs[0].dims for _, n in derived.cotangents}
     given = dict(zip((i.name for i in scan.inputs), tensors, strict=True))

@@ -88,12 +88,16 @@ def forward_kernel(text: str, form: Form) -> tuple[Kernel, Any]:
 
 
 @lru_cache(maxsize=4096)
+def wide_adjoint(text: str, wanted: Wanted) -> Adjoint:
+    """The adjoint that kernels run: of the recurrence with every input of all axes."""
+    return adjoint(widen(load(text)), wanted.inputs, wanted.present, wanted.initial)
+
+
+@lru_cache(maxsize=4096)
 def backward_kernel(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, Any]:
     """The backward kernel of a recurrence, and the function to launch."""
-    # text -> ir.Scan, its inputs widened to all axes
-    scan = widen(load(text))
-    # ir.Scan -> Adjoint
-    derived = adjoint(scan, wanted.inputs, wanted.present, wanted.initial)
+    # text -> ir.Scan, its inputs widened to all axes; ir.Scan -> Adjoint
+    scan, derived = widen(load(text)), wide_adjoint(text, wanted)
     # Adjoint, ir.Scan -> Kernel, Triton text
     kernel = ordered_tile.backward_kernel(derived.scan, derived.step, scan, form)
     # Triton text -> module on disk
@@ -118,7 +122,7 @@ def chunked(text: str) -> Chunked:
 @lru_cache(maxsize=4096)
 def chunked_adjoint(text: str, wanted: Wanted) -> Chunked:
     """The same of a recurrence's adjoint."""
-    return _chunked(adjoint(widen(load(text)), wanted.inputs, wanted.present, wanted.initial).scan)
+    return _chunked(wide_adjoint(text, wanted).scan)
 
 
 def _chunked(scan: Scan) -> Chunked:
@@ -133,7 +137,7 @@ def backward_aggregate(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, A
     # text -> ir.Scan, its inputs widened to all axes
     scan = widen(load(text))
     # ir.Scan -> Adjoint -> the ir.Scan of its operator on itself
-    aggregate = on_itself(adjoint(scan, wanted.inputs, wanted.present, wanted.initial).scan)
+    aggregate = on_itself(wide_adjoint(text, wanted).scan)
     # ir.Scan, ir.Scan -> Kernel, Triton text
     kernel = ordered_tile.backward_kernel(aggregate, step_program(aggregate), scan, form)
     # Triton text -> module on disk

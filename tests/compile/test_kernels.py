@@ -117,3 +117,13 @@ def test_the_guard_can_fail():
     assert ring_loads(unstaged) < tile_loads(unstaged)
     crowded = build(Launch(launch.function, launch.arguments, {"num_warps": 2}), SM90)
     assert conversions(crowded) > 0
+
+
+@each_way
+def test_nan_passes_through_min_and_max(way):
+    """The interpreter's min and max pass NaN on anyway, so the machine's are looked at."""
+    for launch in kernels(BY_NAME["MinMax"], F32, "ordered_tile", way):
+        text = build(launch, SM90).asm["ptx"]
+        assert "min.NaN.f32" in text
+        assert "min.f32" not in text
+        assert "max.f32" not in text

@@ -161,3 +161,13 @@ def test_what_ran_is_told():
     sf.scan(sf.operators.Affine, a=a, b=b)
     ran = sf.last_run()
     assert (ran.plan.backend, ran.plan.lowering) == ("triton", "ordered_tile")
+
+
+@every_lowering
+def test_nan_stays_in_its_lane_and_in_its_future(lowering):
+    r, s = (torch.randn(2, 150, 64, device="cuda") for _ in range(2))
+    r[1, 70, 5] = float("nan")
+    got = sf.scan(sf.operators.MinMax, r=r, s=s, lowering=lowering)
+    want = sf.scan(sf.operators.MinMax, r=r, s=s, backend="reference", lowering="loop")
+    assert got.isnan().any()
+    assert_equal(got, want)
