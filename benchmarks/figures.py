@@ -32,7 +32,7 @@ from benchmarks.tables import (
     tables,
 )
 
-TARGETS = {"float32": 0.90, "bfloat16": 0.85}  # of a copy: what a forward scan in (b, t, d) is to reach
+TARGETS = {"float32": 0.90, "bfloat16": 0.80}  # of a copy: what a forward scan in (b, t, d) is to reach
 COLOURS = {FORWARD: "#1f77b4", TRAINING: "#8fbbda", BACKWARD: "#ff7f0e"}
 
 
