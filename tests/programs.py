@@ -15,8 +15,6 @@ from scanforge.emit.triton_text import function
 from scanforge.ir.builder import Builder
 from scanforge.ir.program import Program
 
-SQRT = "tl.sqrt_rn takes float32 alone: the table's text for sqrt has to be sqrt({0}), which is a helper"
-
 _KERNEL = '''"""A program on its own, for tests."""
 
 import triton

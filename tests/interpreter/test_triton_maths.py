@@ -25,15 +25,9 @@ UNITS = {
 }  # fmt: skip
 
 
-def known(name: str, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
-    if dtype == F64 and "sqrt_rn" in TABLE["sqrt"].triton and name == "sqrt":
-        request.applymarker(pytest.mark.xfail(reason=programs.SQRT, strict=True))
-
-
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("name", sorted(programs.FUNCTIONS))
-def test_units_in_the_last_place(name, dtype, request):
-    known(name, dtype, request)
+def test_units_in_the_last_place(name, dtype):
     x = programs.arguments(name, dtype)
     off = programs.units_off(x, programs.call(name, x), programs.FUNCTIONS[name][0])
     worst = int(off.argmax())
@@ -62,8 +56,6 @@ def test_constant_powers(power, dtype):
     given = {"x0": x, "g": torch.ones_like(x), "hx0": torch.ones_like(x)}
     for label in ("value", "first"):
         program = getattr(made, label)
-        if dtype == F64 and "sqrt(" in programs.source(program, dtype) and "sqrt_rn" in TABLE["sqrt"].triton:
-            continue
         got, truth = programs.run(program, given, dtype)[0], reference.run(program, given)[0]
         near = (got == truth) | (got.isnan() & truth.isnan())
         near |= (got - truth).abs() <= (2e-6 if dtype == F32 else 1e-13) * truth.abs()
@@ -91,9 +83,8 @@ def test_whole_numbers():
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("name", sorted(TABLE))
-def test_every_row_and_its_derivatives(name, dtype, request):
+def test_every_row_and_its_derivatives(name, dtype):
     """Value, first and second derivative at edges, as the torch text of the same program has them."""
-    known(name, dtype, request)
     kinds = kinds_of(name)
     tensors = [x.to(dtype) if x.is_floating_point() else x for x in columns(kinds)]
     if name == "gelu" and dtype == F32:  # torch's is NaN at infinity
