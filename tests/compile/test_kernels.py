@@ -36,9 +36,11 @@ SHAPES = {"ordered_tile": (8, 2048, 2048), "split": (1, 65536, 1024)}
 SPILLS = {
     ("Kalman", F32, "ordered_tile", "backward"): 8,
     ("Kalman", F32, "split", "backward"): 8,
-    ("Affine", F32, "split", "forward"): 8,
+    **{("Affine", dtype, "split", "forward"): 8 for dtype in (F16, BF16, F32)},  # the carry over chunks
     ("MinMax", F64, "ordered_tile", "backward"): 168,
+    ("MinMax", F64, "split", "backward"): 168,
     ("LogSumExp", F64, "ordered_tile", "backward"): 168,
+    ("LogSumExp", F64, "split", "backward"): 464,  # composing a chunk's elements
 }
 
 every_operator = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -13,7 +13,10 @@ from tests.reference.compare import many
 from tests.reference.test_random_operators import TORCH, drawn, gradients, operators
 from tests.tolerances import assert_close
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [
+    pytest.mark.interpreter,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
+]
 
 
 @given(operators(), st.integers(1, 40), st.booleans(), st.integers(0, 99), st.sampled_from(LOWERINGS))
