@@ -111,7 +111,8 @@ class TestStrides:
             made = plain(self, size, dtype=dtype, **rest)
             margin = 4096
             whole = torch.full((made.numel() + 2 * margin,), 77, dtype=made.dtype)
-            wholes.append((whole, margin))
+            if made.numel():
+                wholes.append((whole, margin))
             return whole[margin : margin + made.numel()].view(made.shape)
 
         def empty_like(x, **_):
@@ -121,7 +122,7 @@ class TestStrides:
         monkeypatch.setattr(torch, "empty_like", empty_like)
         leaves, initial = draw(case, (2, 5, 3), F32)
         check(case, leaves, initial, everything(case), lowering=lowering)
-        assert len(wholes) >= 2 * len(case.states)
+        assert len(wholes) > 2 * len(case.states)  # outputs, final states, what is kept, gradients
         for whole, margin in wholes:
             assert (whole[:margin] == 77).all()
             assert (whole[-margin:] == 77).all()
