@@ -101,6 +101,12 @@ class Folder:
         )
         return text if alone and not (right and self.lines[name].op == "neg") else f"({text})"
 
+    def takes_literal(self, line: Line) -> bool:
+        """Whether a Python number may stand in the line."""
+        row = primitive(line.op)
+        beside = line.args[1:] if row.kinds == "select" else line.args
+        return row.literal and any(a not in self.numbers for a in beside)
+
     def binding(self, line: Line) -> int:
         """How tightly the line's operator binds its operands in the text."""
         if line.op == "sum" or "(" in self.template(line.op):

@@ -54,12 +54,6 @@ class _TorchFolder(Folder):
         device = f", device={self.name(self.program.inputs[0].name)}.device" if self.program.inputs else ""
         return f"torch.full((), {value}, dtype={dtype}{device})"
 
-    def takes_literal(self, line: Line) -> bool:
-        """Whether a Python number may stand in the line."""
-        row = primitive(line.op)
-        beside = line.args[1:] if row.kinds == "select" else line.args
-        return row.literal and any(a not in self.numbers for a in beside)
-
     def like(self, kind: str) -> str:
         """An input of this kind."""
         return next((self.name(v.name) for v in self.program.inputs if v.kind == kind), "")

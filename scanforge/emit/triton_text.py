@@ -68,8 +68,6 @@ class _TritonFolder(Folder):
         return f"tl.full({shape}, {value}, {dtype})"
 
     def takes_literal(self, line: Line) -> bool:
-        """Whether a Python number may stand in the line."""
-        row = primitive(line.op)
-        beside = line.args[1:] if row.kinds == "select" else line.args
+        """As everywhere, but a helper function takes tensors only."""
         plain = not self.template(line.op).partition("(")[0].isidentifier()  # operators and tl.where
-        return plain and row.literal and any(a not in self.numbers for a in beside)
+        return plain and super().takes_literal(line)
