@@ -3,11 +3,11 @@
     python benchmarks/scan.py [--out FILE.json] [--only TEXT] [--jobs 8] [--commit HASH]
     python benchmarks/scan.py --dry-run          # the rows and the gates alone, small, on a CPU
 
-Times are of the device (`cold`: a CUDA graph of one call, after a flush of L2; `replayed`: of ten calls, back
-to back) and as called from Python (`called`: events around a call after a flush; `host`: until the call
-returns), in milliseconds, as min, median and max. A fraction is the least bytes a call moves over its cold
-median (`fraction_replayed`: replayed), over the rate of a 1 GiB copy in the same run. Needs torch, Triton and
-what scanforge needs, and nothing else.
+Times are of the device (`cold`: one call after a flush of L2, launched while the device spins, so that it
+waits for no host; `replayed`: a CUDA graph of ten calls, back to back) and as called from Python (`called`:
+events around a call after a flush; `host`: until the call returns), in milliseconds, as min, median and max.
+A fraction is the least bytes a call moves over its cold median (`fraction_replayed`: replayed), over the rate
+of a 1 GiB copy in the same run. Needs torch, Triton and what scanforge needs, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Times on a CUDA device, in milliseconds: by replay of graphs, and as called from Python."""
+"""Times on a CUDA device, in milliseconds: of its own work alone, and as called from Python."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 CALLS, REPLAYS = 10, 30
 REPEATS = 20
 FLUSH = 256 << 20  # bytes written between calls: several times any L2
+SPIN, LONGEST_SPIN = 1 << 21, 1 << 28  # clocks that the host has for its launches: 1 to 150 ms
 COPIED = 1 << 30
 
 
@@ -61,20 +62,33 @@ def replayed(call: Callable[[], Any], calls: int = CALLS, replays: int = REPLAYS
 
 
 def cold(call: Callable[[], Any], repeats: int = REPEATS) -> Times:
-    """The device's time for one call that finds L2 cold: replays of a graph of one, each after a flush.
+    """The device's time for one call that finds L2 cold: between events around its launches, after a flush.
 
-    The launch, the ramp and the drain count, as in Triton's do_bench; the host does not.
+    The device spins while the host launches, so that it never waits for the host: the call's ramp and drain
+    count, as in Triton's do_bench. A round whose first event has passed before its last launch is made is
+    thrown away, and those after it spin longer.
     """
-    graph = captured(call, 1)
     flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
-    pairs = []
-    for _ in range(3 + repeats):
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    spin = SPIN
+    while len(times) < repeats:
+        torch.cuda._sleep(spin)
         flush.zero_()
         start = _mark()
-        graph.replay()
-        pairs.append((start, _mark()))
-    torch.cuda.synchronize()
-    return summary([a.elapsed_time(b) for a, b in pairs[3:]])
+        call()
+        end = _mark()
+        late = start.query()
+        torch.cuda.synchronize()
+        if not late:
+            times.append(start.elapsed_time(end))
+        elif spin < LONGEST_SPIN:
+            spin *= 2
+        else:
+            raise RuntimeError(f"The host did not launch the call within {spin} clocks of the device.")
+    return summary(times)
 
 
 def called(call: Callable[[], Any], repeats: int = REPEATS) -> tuple[Times, Times]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from scanforge import maths, operators
-from scanforge.api import prefixes, scan
+from scanforge.api import prefixes, scan, step
 from scanforge.declare import Operator
 from scanforge.errors import (
     ArgumentError,
@@ -26,16 +26,19 @@ from scanforge.errors import (
     ShapeError,
     TraceError,
 )
-from scanforge.fields import Element, State
+from scanforge.fields import Element, Input, Output, State
 from scanforge.launch import last_run
 from scanforge.laws import set_law_check
+from scanforge.operators import Affine
+from scanforge.recurrence import Recurrence
 from scanforge.tools import check, explain, source
 
 __version__ = "0.1.0"
 __all__ = [
-    "ArgumentError", "BackendError", "DTypeError", "DeclarationError", "DeviceError", "Element", "InputError",
-    "LawError", "Operator", "ScanforgeError", "ShapeError", "State", "TraceError", "check", "explain",
-    "last_run", "operators", "prefixes", "scan", "set_law_check", "source",
+    "Affine", "ArgumentError", "BackendError", "DTypeError", "DeclarationError", "DeviceError", "Element",
+    "Input", "InputError", "LawError", "Operator", "Output", "Recurrence", "ScanforgeError", "ShapeError",
+    "State", "TraceError", "check", "explain", "last_run", "operators", "prefixes", "scan", "set_law_check",
+    "source", "step",
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from scanforge.affine import Pattern, affine_operator, closure, factor, offset
 from scanforge.ir.builder import Builder
 from scanforge.ir.check import check_program, check_scan
 from scanforge.ir.program import Program, fresh
-from scanforge.ir.scan import TIME, Input, Operator, Output, Scan, State, before
+from scanforge.ir.scan import TIME, Input, Operator, Output, Scan, State, before, is_outer
 from scanforge.ir.value import Value
 from scanforge.prune import drop_unread_inputs, tidy
 from scanforge.schedule import next_state
@@ -133,7 +133,7 @@ class _Derivation:
 
     def _through_readout(self, builder: Builder, step: _Step) -> dict[str, Value]:
         """Cotangents that the outputs send to all that the readout reads."""
-        seeds = {o: step.given[n] for o, n in self.cotangents.items()}
+        seeds = {o: self._narrow_to(builder, step.given[n], o) for o, n in self.cotangents.items()}
         return pull_back(
             builder, self.scan.readout, step.readout, seeds, [v.name for v in self.scan.readout.inputs]
         )
@@ -173,7 +173,13 @@ class _Derivation:
     def _narrow(self, builder: Builder, cotangent: Value, leaf: str) -> Value:
         """A leaf that lacks axes of the state is broadcast by apply: its cotangent is a sum over them."""
         own = self.scan.element.output(leaf).axes
-        over = tuple(a for a in self.scan.states[0].axes if a not in own and a not in {"b", TIME})
+        over = tuple(a for a in cotangent.var.axes if a not in own and not is_outer(a))
+        return builder.sum(cotangent, over) if over else cotangent
+
+    def _narrow_to(self, builder: Builder, cotangent: Value, output: str) -> Value:
+        """An output that has axes its value lacks repeats it: the value's cotangent is a sum over them."""
+        own = self.scan.readout.output(output).axes
+        over = tuple(a for a in cotangent.var.axes if a not in own and not is_outer(a))
         return builder.sum(cotangent, over) if over else cotangent
 
     def _element(self) -> tuple[Program, Pattern]:

@@ -1,48 +1,55 @@
-"""scan and prefixes: what users call to run an operator."""
+"""scan, step and prefixes: what users call to run an operator or a recurrence."""
 
 from __future__ import annotations
 
 from collections import namedtuple
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from scanforge import op
 from scanforge.backend import choose, lowering_of
-from scanforge.call import Bound, bind, initial_states, named_only
+from scanforge.boundaries import bounded, bounded_step, check_writable
+from scanforge.call import named_only
 from scanforge.declare import Declaration, Operator, declaration
 from scanforge.errors import ArgumentError
-from scanforge.ir.scan import Scan
+from scanforge.ir.scan import TIME, load
 from scanforge.launch import Options, state_dtypes
-from scanforge.pipeline import front
-from scanforge.trace import Signature, Traced, prefix_scan
+from scanforge.packed import one_by_one
+from scanforge.prepared import Prepared, prepare
+from scanforge.recurrence import Fused, Recurrence, declared_of
+from scanforge.trace import prefix_scan
 
 Tensor = torch.Tensor
+Declared = type[Operator] | type[Recurrence]
 
 
-def scan(
-    operator: type[Operator],
-    /,
-    *unnamed: Any,
-    initial_state: Any = None,
-    return_final_state: bool = False,
-    reverse: bool = False,
-    dim: int = 1,
-    backend: str | None = None,
-    lowering: str | None = None,
-    **tensors: Tensor,
-) -> Any:
-    """Run a recurrence over time: x_t = apply(e_t, x_{t-1}) for all t.
+def scan(  # noqa: PLR0913 - options by keyword
+    operator: Declared, /, *unnamed: Any, initial_state: Any = None, return_final_state: bool = False,
+    reverse: bool = False, reset: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    mask: Tensor | None = None, lengths: Tensor | None = None, dim: int | None = None,
+    memory: str | None = None, backend: str | None = None, lowering: str | None = None, **tensors: Tensor,
+) -> Any:  # fmt: skip
+    """Run a recurrence over time: x_t = apply(e_t, x_{t-1}), y_t = readout(x_t, x_{t-1}, inputs_t) for all t.
 
-    `tensors` are the operator's leaves by name, of equal rank >= 2 with time in dimension `dim`; size 1
-    broadcasts. Floats may be fp16, bf16, fp32, fp64 or complex in any mix: they are computed and carried in
-    fp32 (fp64 if one is), and the states come back in the promoted dtype, of the broadcast shape. With
-    several states a tuple comes back, in declared order.
+    `tensors` are a Recurrence's inputs by name, of the shapes that it declares, or an operator's leaves, of
+    equal rank >= 2 with time in dimension `dim` (1 by default). Size 1 broadcasts; a recurrence may have
+    further batch axes before `b`. Floats (fp16, bf16, fp32, fp64, complex, in any mix) are computed and
+    carried in fp32 (fp64 if one is). Outputs, a tuple if there are several, have the dtype promoted from the
+    inputs over time; an operator's are its states. Gradients are the sequential loop's, by torch's rules.
+    `initial_state` has the state's shape without time, or broadcasts to it; several states, a tuple. With
+    `return_final_state` the result is (outputs, final states), the latter in the dtype of the computation.
+    `reverse` runs from the last step to the first.
 
-    `initial_state` has that shape without time, or broadcasts to it; several states, a tuple. With
-    `return_final_state` the result is (states, final states), the latter in the dtype of the computation.
-    `reverse` runs from the last step to the first. `lowering` forces "loop" or "parallel". All tensors get
-    gradients, those of the sequential loop by torch's rules.
+    `reset` of shape (b, t): where it is true a new segment starts, from the initial state: with a = b = 1 and
+    resets at 5 and 6, h is 1, 2, 3, 4, 5, 1, 1, 2, ... Under `reverse` the boundary is the same: before t.
+    `cu_seqlens` = [0, ends of the sequences...]: sequences packed into a batch of one, each with an initial
+    and a final state of its own (their batch axis has one row for each).
+    `mask` of shape (b, t): false is padding, where the state passes through, outputs and gradients are 0;
+    `lengths` of shape (b,) says the same for sequences padded on the right.
+    `memory="low"` keeps fewer states for the backward pass, for up to a third more time. `lowering` forces
+    one of the backend's: "loop" or "parallel", "ordered_tile" or "split".
 
     Raises InputError (its kinds are ArgumentError, ShapeError, DTypeError, DeviceError) for tensors that
     do not fit, LawError for an operator that breaks a law, BackendError for a backend that cannot run here.
@@ -52,18 +59,71 @@ def scan(
     Example:
         >>> import torch, scanforge as sf
         >>> a, b = torch.tensor([[2.0, 3.0, 5.0]]), torch.tensor([[1.0, 10.0, 100.0]])
-        >>> sf.scan(sf.operators.Affine, a=a, b=b)
+        >>> sf.scan(sf.Affine, a=a, b=b)
         tensor([[  1.,  13., 165.]])
     """
-    declared = declaration(operator)
+    declared = declared_of(operator)
     named_only(declared, "scan", unnamed)
     wants_finals = _flag(declared, "return_final_state", return_final_state)
-    bound = bind(declared, tensors, dim)
-    traced = _traced(operator, declared, bound, initial_state)
-    states, finals = _run(declared, bound, traced, tensors, initial_state, reverse, backend, lowering)
+    backwards, kept = _flag(declared, "reverse", reverse), _memory(declared, memory)
+    call = prepare(operator, tensors, initial_state, dim=_dim(declared, dim), cu_seqlens=cu_seqlens)
+    call = bounded(call, reverse=backwards, reset=reset, mask=mask, lengths=lengths)
+    outputs, finals = _run(call, Options(backwards, "", call.dtype, memory=kept), backend, lowering)
     if wants_finals:
-        return _one_or_tuple(states), _one_or_tuple(finals)
-    return _one_or_tuple(states)
+        return _one_or_tuple(call.outputs(outputs)), _one_or_tuple(call.states(finals))
+    return _one_or_tuple(call.outputs(outputs))
+
+
+def step(
+    operator: Declared,
+    state: Any,
+    /,
+    *unnamed: Any,
+    reset: Tensor | None = None,
+    mask: Tensor | None = None,
+    inplace: bool = False,
+    backend: str | None = None,
+    **tensors: Tensor,
+) -> Any:
+    """One step of a recurrence, for decoding: (y_t, state after it), from the state before and inputs at t.
+
+    `tensors` are those of `scan` without their time axis; `state` is None for the first step, else what
+    `scan` (its final state) or `step` returned: of the shape of the state, in the dtype of the computation.
+    Several states and several outputs are tuples. The result equals the scan of one step, gradients included.
+
+    `inplace` writes the new state into the tensor that was given, which then must need no gradient. `reset`
+    and `mask` are those of `scan` at this step, of shape (b,): where `reset` is true the step starts from
+    the recurrence's own initial state.
+
+    Raises what `scan` raises.
+
+    Example:
+        >>> import torch, scanforge as sf
+        >>> y, h = sf.step(sf.Affine, None, a=torch.tensor([2.0]), b=torch.tensor([1.0]))
+        >>> y, h = sf.step(sf.Affine, h, a=torch.tensor([3.0]), b=torch.tensor([10.0]))
+        >>> y
+        tensor([13.])
+    """
+    declared = declared_of(operator)
+    named_only(declared, "step", unnamed)
+    writes = _flag(declared, "inplace", inplace)
+    call = prepare(operator, tensors, state, steps=False)
+    given = state if isinstance(state, tuple | list) else (state,)
+    if writes:
+        check_writable(call, given)
+    call = bounded_step(call, reset=reset, mask=mask, first=state is None)
+    outputs, finals = _run(call, Options(False, "", call.dtype), backend, None)
+    shown = [y.squeeze(_time_of(call, k)) for k, y in enumerate(call.outputs(outputs))]
+    after = call.states(finals)
+    if writes:
+        after = [old.copy_(new) for old, new in zip(given, after, strict=True)]
+    return _one_or_tuple(shown), _one_or_tuple(after)
+
+
+def _time_of(call: Prepared, k: int) -> list[int]:
+    """Where time is in the k-th output, if it is there."""
+    dims = next(o.dims for o in call.scan.outputs if o.name == call.traced.outputs[k][0])
+    return [dims.index(TIME)] if TIME in dims else []
 
 
 def prefixes(
@@ -88,93 +148,60 @@ def prefixes(
     """
     declared = declaration(operator)
     named_only(declared, "prefixes", unnamed)
-    bound = bind(declared, tensors, dim)
-    traced = prefix_scan(_traced(operator, declared, bound, None))
-    leaves, _ = _run(declared, bound, traced, tensors, None, reverse, backend, lowering)
-    return namedtuple(f"{declared.name}Prefixes", declared.leaf_names())(*leaves)
-
-
-def _traced(operator: type[Operator], declared: Declaration, bound: Bound, initial_state: Any) -> Traced:
-    """The trace for these tensors, its laws checked."""
-    given = initial_state if isinstance(initial_state, tuple | list) else [initial_state]
-    complex_states = frozenset(
-        s.name
-        for s, x in zip(declared.states, given, strict=False)
-        if isinstance(x, Tensor) and x.is_complex()
+    backwards = _flag(declared, "reverse", reverse)
+    call = prepare(operator, tensors, None, dim=_dim(declared, dim))
+    traced = prefix_scan(call.traced)
+    whole = [call.sizes[a] for a in traced.scan.lanes]
+    identity = tuple(
+        torch.full(whole, s.initial, dtype=dtype, device=call.device)
+        for s, dtype in zip(
+            traced.scan.states, state_dtypes(traced.scan, call.inputs, call.dtype), strict=True
+        )
     )
-    return front(operator, Signature(bound.axes, bound.dims, bound.complex_leaves, complex_states))
+    call = replace(call, traced=traced, text=traced.text, initial=identity)
+    outputs, _ = _run(call, Options(backwards, "", call.dtype), backend, lowering)
+    return namedtuple(f"{declared.name}Prefixes", declared.tensor_names())(*call.outputs(outputs))
 
 
 def _run(
-    declared: Declaration,
-    bound: Bound,
-    traced: Traced,
-    tensors: dict[str, Tensor],
-    initial_state: Any,
-    reverse: bool,
-    backend: str | None,
-    lowering: str | None,
+    call: Prepared, options: Options, backend: str | None, lowering: str | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    inputs = _real_inputs(traced, tensors)
-    chosen = choose(backend, bound.device, declared.name)
-    form = lowering_of(lowering, chosen, declared.name)
-    options = Options(_flag(declared, "reverse", reverse), form, bound.dtype, chosen)
-    initial = _real_initial(declared, bound, traced, inputs, initial_state)
-    outputs, finals = op.apply(traced.text, inputs, initial, options)
-    return _grouped(traced, outputs), _grouped(traced, finals)
+    """The real outputs and final states."""
+    name = call.declared.name
+    chosen = choose(backend, call.device, name)
+    options = replace(options, lowering=lowering_of(lowering, chosen, name), backend=chosen)
+    inputs, initial = list(call.inputs), list(call.initial)
+    if call.packed is None:
+        return op.apply(call.text, inputs, initial, options)
 
+    def run(part: list[Tensor], states: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        return op.apply(call.text, part, states, options)
 
-def _real_inputs(traced: Traced, tensors: dict[str, Tensor]) -> list[Tensor]:
-    """The scan's real inputs, in its order: a complex tensor is two."""
-    made: dict[str, Tensor] = {}
-    for leaf, names in traced.leaves:
-        parts = (tensors[leaf].real, tensors[leaf].imag) if tensors[leaf].is_complex() else (tensors[leaf],)
-        made |= dict(zip(names, parts, strict=False))
-    return [made[i.name] for i in traced.scan.inputs]
-
-
-def _real_initial(
-    declared: Declaration, bound: Bound, traced: Traced, inputs: list[Tensor], initial_state: Any
-) -> list[Tensor]:
-    """Every real state's initial tensor, of the lanes' shape and the carried dtype."""
-    complex_states = [len(names) == 2 for _, names in traced.states]
-    given = (
-        initial_states(declared, bound, initial_state, complex_states) if initial_state is not None else []
-    )
-    made: dict[str, Tensor] = {}
-    for (_, names), value in zip(traced.states, given, strict=False):
-        if value is not None:
-            parts = (value.real, value.imag) if value.is_complex() else (value, torch.zeros_like(value))
-            made |= dict(zip(names, parts, strict=False))
-    scan: Scan = traced.scan
-    carried = state_dtypes(scan, inputs, bound.dtype)
-    return [
-        made[s.name].to(dtype).expand(bound.lanes)
-        if s.name in made
-        else torch.full(bound.lanes, s.initial, dtype=dtype, device=bound.device)
-        for s, dtype in zip(scan.states, carried, strict=True)
-    ]
-
-
-def _grouped(traced: Traced, real: list[Tensor]) -> list[Tensor]:
-    """The declared states of the real ones: pairs become complex tensors."""
-    found = dict(zip((s.name for s in traced.scan.states), real, strict=True))
-    return [_joined([found[n] for n in names]) for _, names in traced.states]
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    if parts[0].dtype not in {torch.float32, torch.float64}:
-        parts = [p.float() for p in parts]
-    return torch.complex(*parts)
+    return one_by_one(load(call.text), run, inputs, initial, call.packed.tolist())
 
 
 def _one_or_tuple(values: list[Tensor]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _flag(declared: Declaration, name: str, value: object) -> bool:
+def _memory(declared: Declaration | Fused, memory: object) -> str:
+    if memory not in {None, "low"}:
+        raise ArgumentError(
+            f"{declared.name}: memory={memory!r} is no choice: write memory='low', or leave it out."
+        )
+    return "low" if memory else ""
+
+
+def _dim(declared: Declaration | Fused, dim: int | None) -> int:
+    if dim is not None and isinstance(declared, Fused):
+        raise ArgumentError(
+            f"{declared.name}: dim={dim} is for bare operators, and a recurrence names its axes: time is "
+            "`t`. Leave dim out."
+        )
+    return 1 if dim is None else dim
+
+
+def _flag(declared: Declaration | Fused, name: str, value: object) -> bool:
     if not isinstance(value, bool):
         kind, shown = type(value).__name__, repr(value)
         short = shown if len(shown) <= 40 and "\n" not in shown else "..."

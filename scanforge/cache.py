@@ -1,11 +1,13 @@
 """Text -> module: generated code is compiled once, and its lines show in tracebacks.
 
 Triton reads a kernel's text back from its file, so a kernel's module is a file in a folder of the user's own.
+What takes long to find out of a text is kept beside them, for later processes.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import linecache
 import os
 import tempfile
@@ -47,11 +49,48 @@ def load_kernel_module(source: str) -> Any:
     name = f"scanforge_{sha256(source.encode()).hexdigest()[:24]}"
     path = folder() / f"{name}.py"
     if not path.exists() or path.read_text(encoding="utf-8") != source:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            file.write(source)
-        Path(file.name).replace(path)  # at once, whoever else writes the same
+        _write(path, source)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def recall(kind: str, text: str) -> Any:
+    """What this very code has kept for a text, or None; also where no folder is private to the user."""
+    try:
+        kept = json.loads(_place(kind, text).read_text(encoding="utf-8"))
+    except (OSError, BackendError, ValueError):
+        return None
+    return kept["found"] if kept["text"] == text else None
+
+
+def keep(kind: str, text: str, found: Any) -> None:
+    """Keep what was found out of a text, as JSON. Without a folder to write to it is found out again."""
+    try:
+        _write(_place(kind, text), json.dumps({"text": text, "found": found}))
+    except (OSError, BackendError):
+        return
+
+
+def _place(kind: str, text: str) -> Path:
+    name = sha256(f"{_code()} {text}".encode()).hexdigest()[:24]
+    return folder() / f"{kind}_{name}.json"
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """A hash of the package's text: what other code has found is not taken on trust."""
+    package = Path(__file__).parent
+    found = sha256()
+    for path in sorted(package.rglob("*.py")):
+        found.update(f"{path.relative_to(package)} ".encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    """A whole file at once, whoever else writes the same."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        file.write(text)
+    Path(file.name).replace(path)

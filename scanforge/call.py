@@ -11,10 +11,14 @@ import torch
 from scanforge import dtypes
 from scanforge.declare import Declaration, StateField
 from scanforge.errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from scanforge.fields import OPTIONS
 from scanforge.ir.scan import BATCH, TIME, Leaf
+from scanforge.recurrence import Fused, Named
 
 Tensor = torch.Tensor
+KNOWN = (
+    "dim", "initial_state", "return_final_state", "reverse", "reset", "cu_seqlens", "mask", "lengths",
+    "memory", "backend", "lowering",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +46,23 @@ class Bound:
 
 def bind(declared: Declaration, tensors: Mapping[str, Any], dim: int) -> Bound:
     """Check the tensors of a call, and name their dimensions."""
-    _check_names(declared, tensors)
+    check_names(declared, tensors)
     for leaf in declared.leaves:
-        _check_tensor(declared, leaf, tensors[leaf.name])
+        check_tensor(declared.name, leaf, tensors[leaf.name])
     rank, time = _rank(declared, tensors, dim)
     shape = _broadcast(declared, tensors, rank)
-    device = _device(declared, tensors)
+    device = device_of(declared, tensors)
     letters = _letters(rank, time)
     dims = tuple(
         tuple(
             letter if size == whole else "1"
             for letter, size, whole in zip(letters, tensors[n].shape, shape, strict=True)
         )
-        for n in declared.leaf_names()
+        for n in declared.tensor_names()
     )
     axes = (TIME, *(a for a in letters if a != TIME))
-    real = [_real_dtype(tensors[x.name].dtype) for x in declared.leaves if x.kind == "float"]
-    found_complex = frozenset(n for n in declared.leaf_names() if tensors[n].is_complex())
+    real = [real_dtype(tensors[x.name].dtype) for x in declared.leaves if x.kind == "float"]
+    found_complex = frozenset(n for n in declared.tensor_names() if tensors[n].is_complex())
     return Bound(axes, dims, shape, time, dtypes.computed(real), device, found_complex)
 
 
@@ -68,45 +72,48 @@ def _letters(rank: int, time: int) -> tuple[str, ...]:
     return tuple(TIME if i == time else next(names) for i in range(rank))
 
 
-def _real_dtype(dtype: torch.dtype) -> torch.dtype:
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a complex dtype's parts."""
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
 
-def _call(declared: Declaration, function: str = "scan") -> str:
-    return f"sf.{function}({declared.name}, {', '.join(f'{n}=...' for n in declared.leaf_names())})"
+def call_of(declared: Declaration | Fused, function: str = "scan") -> str:
+    """How a call is written."""
+    first = "state, " if function == "step" else ""
+    return f"sf.{function}({declared.name}, {first}{', '.join(f'{n}=...' for n in declared.tensor_names())})"
 
 
-def named_only(declared: Declaration, function: str, unnamed: Sequence[object]) -> None:
+def named_only(declared: Declaration | Fused, function: str, unnamed: Sequence[object]) -> None:
     """Raise ArgumentError for what is passed by position."""
     if unnamed:
         raise ArgumentError(
             f"{declared.name} got {len(unnamed)} argument(s) by position, and tensors go by keyword: write "
-            f"{_call(declared, function)}."
+            f"{call_of(declared, function)}."
         )
 
 
-def _check_names(declared: Declaration, tensors: Mapping[str, Any]) -> None:
-    wanted = declared.leaf_names()
+def check_names(declared: Declaration | Fused, tensors: Mapping[str, Any]) -> None:
+    """Raise ArgumentError for tensors that are missing or not known."""
+    wanted = declared.tensor_names()
     missing, unknown = [n for n in wanted if n not in tensors], [n for n in tensors if n not in wanted]
     if unknown:
-        later = [n for n in unknown if n in OPTIONS]
-        what = "option" if later else "element"
         raise ArgumentError(
-            f"{declared.name} is called with {', '.join(unknown)}, and there is no such {what}"
-            f"{' in this version' if later else ''}: its elements are {', '.join(wanted)}, and the options "
-            f"are {', '.join(OPTIONS[:4])}, backend, lowering. Write {_call(declared)}."
+            f"{declared.name} is called with {', '.join(unknown)}, and there is no such {declared.word} or "
+            f"option: its {declared.word}s are {', '.join(wanted)}, and the options are {', '.join(KNOWN)}. "
+            f"Write {call_of(declared)}."
         )
     if missing:
         raise ArgumentError(
-            f"{declared.name} is called without {', '.join(missing)}: write {_call(declared)}."
+            f"{declared.name} is called without {', '.join(missing)}: write {call_of(declared)}."
         )
 
 
-def _check_tensor(declared: Declaration, leaf: Leaf, tensor: Any) -> None:
-    where, name = f"{declared.name}.{leaf.name}", leaf.name
+def check_tensor(owner: str, leaf: Leaf | Named, tensor: Any, shape: str = "(batch, time, ...)") -> None:
+    """Raise for what is not a dense tensor of the kind."""
+    where, name = f"{owner}.{leaf.name}", leaf.name
     if not isinstance(tensor, Tensor):
         raise ArgumentError(
-            f"{where} got {_a(tensor)}, expected a torch.Tensor of shape (batch, time, ...): write "
+            f"{where} got {_a(tensor)}, expected a torch.Tensor of shape {shape}: write "
             f"{name}=torch.as_tensor(...)."
         )
     if tensor.dtype not in dtypes.ACCEPTED[leaf.kind]:
@@ -139,12 +146,12 @@ def _a(value: object) -> str:
 
 
 def _rank(declared: Declaration, tensors: Mapping[str, Tensor], dim: int) -> tuple[int, int]:
-    ranks = {n: tensors[n].ndim for n in declared.leaf_names()}
+    ranks = {n: tensors[n].ndim for n in declared.tensor_names()}
     rank = max(ranks.values())
     if rank < 2:
         raise ShapeError(
             f"{declared.name} got tensors of rank {rank}, expected rank 2 or more, (batch, time, ...): "
-            f"write {declared.leaf_names()[0]}[None] for a batch of one."
+            f"write {declared.tensor_names()[0]}[None] for a batch of one."
         )
     low = next((n for n, r in ranks.items() if r < rank), None)
     if low is not None:
@@ -168,7 +175,7 @@ def _rank(declared: Declaration, tensors: Mapping[str, Tensor], dim: int) -> tup
 
 
 def _broadcast(declared: Declaration, tensors: Mapping[str, Tensor], rank: int) -> tuple[int, ...]:
-    names = declared.leaf_names()
+    names = declared.tensor_names()
     whole = []
     for d in range(rank):
         sizes = {tensors[n].shape[d] for n in names} - {1}
@@ -183,22 +190,24 @@ def _broadcast(declared: Declaration, tensors: Mapping[str, Tensor], rank: int) 
     return tuple(whole)
 
 
-def _device(declared: Declaration, tensors: Mapping[str, Tensor]) -> torch.device:
-    found = {n: tensors[n].device for n in declared.leaf_names()}
+def device_of(declared: Declaration | Fused, tensors: Mapping[str, Tensor]) -> torch.device:
+    """The device of all tensors; several are refused."""
+    found = {n: tensors[n].device for n in declared.tensor_names()}
     device = next(iter(found.values()))
     if any(d != device for d in found.values()):
         shown = ", ".join(f"{n} on {d}" for n, d in found.items())
         raise DeviceError(
             f"{declared.name} got tensors on several devices: {shown}. Move them to one: write "
-            f"{declared.leaf_names()[-1]}.to({str(device)!r})."
+            f"{declared.tensor_names()[-1]}.to({str(device)!r})."
         )
     return device
 
 
 def initial_states(
-    declared: Declaration, bound: Bound, given: Any, complex_states: Sequence[bool]
-) -> list[Tensor | None]:
-    """One tensor per state, broadcast to the lanes, or None for each where none was given."""
+    declared: Declaration | Fused, shapes: Sequence[tuple[int, ...]], device: torch.device, given: Any,
+    complex_states: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """One tensor per state, that broadcasts to its shape, or None for each where none was given."""
     if given is None:
         return [None] * len(declared.states)
     values = list(given) if isinstance(given, tuple | list) else [given]
@@ -210,18 +219,23 @@ def initial_states(
             f"({names}): write initial_state={write}."
         )
     made: list[Tensor | None] = []
-    for state, value, is_complex in zip(declared.states, values, complex_states, strict=True):
-        _check_initial(f"{declared.name}: initial_state of {state.name}", state, value, bound, is_complex)
+    states: Sequence[StateField | Named] = declared.states
+    for state, value, shape, is_complex in zip(states, values, shapes, complex_states, strict=True):
+        where = f"{declared.name}: initial_state of {state.name}"
+        _check_initial(where, state, value, shape, device, is_complex)
         made.append(value)
     return made
 
 
-def _check_initial(where: str, state: StateField, value: Any, bound: Bound, is_complex: bool) -> None:
+def _check_initial(
+    where: str, state: StateField | Named, value: Any, shape: tuple[int, ...], device: torch.device,
+    is_complex: bool,
+) -> None:  # fmt: skip
     name = state.name
     if not isinstance(value, Tensor):
         raise ArgumentError(
-            f"{where} is {_a(value)}, expected a torch.Tensor of shape {bound.lanes}: write "
-            f"torch.full({bound.lanes}, ...) for {name}."
+            f"{where} is {_a(value)}, expected a torch.Tensor of shape {shape}: write "
+            f"torch.full({shape}, ...) for {name}."
         )
     if value.dtype not in dtypes.ACCEPTED[state.kind] or (value.is_complex() and not is_complex):
         raise DTypeError(
@@ -229,16 +243,19 @@ def _check_initial(where: str, state: StateField, value: Any, bound: Bound, is_c
             f"{_accepted(state.kind)}: write {name}{_CONVERT[state.kind]}."
         )
     _check_dense(where, name, value)
-    if value.device != bound.device:
+    if value.device != device:
         raise DeviceError(
-            f"{where} is on {value.device}, and the elements are on {bound.device}: write "
-            f"{name}.to({str(bound.device)!r})."
+            f"{where} is on {value.device}, and the tensors are on {device}: write "
+            f"{name}.to({str(device)!r})."
         )
-    fits = value.ndim <= len(bound.lanes) and all(
-        a in (1, b) for a, b in zip(reversed(value.shape), reversed(bound.lanes), strict=False)
+    fits = value.ndim <= len(shape) and all(
+        a in (1, b) for a, b in zip(reversed(value.shape), reversed(shape), strict=False)
     )
     if not fits:
+        axes = (
+            f"axes {' '.join(state.axes)}" if isinstance(state, Named) else "the elements' shape without time"
+        )
         raise ShapeError(
-            f"{where} has shape {tuple(value.shape)}, expected {bound.lanes} (the elements' shape without "
-            "time): give it that shape, or size 1 where one is shared."
+            f"{where} has shape {tuple(value.shape)}, expected {shape} ({axes}): give it that shape, or size "
+            "1 where one is shared."
         )

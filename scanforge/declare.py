@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from scanforge.errors import DeclarationError, TraceError
-from scanforge.fields import Element, Field, State, check_field
+from scanforge.fields import Element, Field, Input, Output, State, check_field
 from scanforge.ir.complex import is_value
+from scanforge.ir.method import current
 from scanforge.ir.program import Number
 from scanforge.ir.scan import Leaf
-from scanforge.ir.unknown import NoAttribute, location
+from scanforge.ir.unknown import NoAttribute, foreign, location
 
 _CASTS: dict[str, Any] = {"float": float, "int": int, "bool": bool}
 
@@ -33,8 +35,9 @@ class Declaration:
     name: str
     leaves: tuple[Leaf, ...]
     states: tuple[StateField, ...]
+    word: ClassVar[str] = "element"  # what the tensors of a call are
 
-    def leaf_names(self) -> list[str]:
+    def tensor_names(self) -> list[str]:
         """The names of the leaves, in declared order."""
         return [leaf.name for leaf in self.leaves]
 
@@ -69,15 +72,18 @@ class Operator:
 
     def __init__(self, /, *unnamed: Any, **leaves: Any) -> None:
         declared = declaration(type(self))
-        name, wanted = declared.name, declared.leaf_names()
+        name, wanted = declared.name, declared.tensor_names()
         arguments = ", ".join(f"{w}=..." for w in wanted)
         for leaf, value in leaves.items():
-            if not is_value(value) and hasattr(value, "shape"):
-                raise TraceError(
-                    f"{name}({leaf}=...) ({location()}) got a {type(value).__name__}, and an instance is an "
-                    "element inside combine, made of traced values. To run the operator write "
-                    f"sf.scan({name}, {arguments})."
-                )
+            if is_value(value) or isinstance(value, numbers.Number) or not hasattr(value, "shape"):
+                continue
+            if current():  # in the element map of a recurrence
+                raise TraceError(f"{name}({leaf}=...) ({location()}) {foreign(value)}")
+            raise TraceError(
+                f"{name}({leaf}=...) ({location()}) got a {type(value).__name__}, and an instance is an "
+                "element inside combine, made of traced values. To run the operator write "
+                f"sf.scan({name}, {arguments})."
+            )
         if unnamed or set(leaves) != set(wanted):
             parts = [f"from {len(unnamed)} value(s) without names"] * bool(unnamed)
             parts += [f"without {', '.join(n for n in wanted if n not in leaves)}"] * (
@@ -98,12 +104,12 @@ class Operator:
         declared = declaration(type(self))
         raise NoAttribute(
             f"{declared.name} ({location()}) has no element {name!r}: its elements are "
-            f"{', '.join(declared.leaf_names())}. Declare it: write `{name} = sf.Element(identity=...)` "
+            f"{', '.join(declared.tensor_names())}. Declare it: write `{name} = sf.Element(identity=...)` "
             "in the class."
         )
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        owner, wanted = type(self).__name__, declaration(type(self)).leaf_names()
+        owner, wanted = type(self).__name__, declaration(type(self)).tensor_names()
         raise TraceError(
             f"{owner} ({location()}) assigns self.{name}, and an element never changes. Use a local name, "
             f"or return a new element: {owner}({', '.join(f'{w}=...' for w in wanted)})."
@@ -143,14 +149,11 @@ def declaration(operator: object) -> Declaration:
 
 def _declaration(cls: type) -> Declaration | None:
     """The checked declaration of a class, None for a base class that declares nothing yet."""
-    fields: dict[str, Field] = {}
-    for base in reversed(cls.__mro__):
-        fields = {n: f for n, f in fields.items() if n not in vars(base)}
-        fields |= {n: f for n, f in vars(base).items() if isinstance(f, Field)}
+    fields = fields_of(cls)
     if not fields:
         return None
     for name, field in fields.items():
-        check_field(cls.__name__, name, field)
+        _check_of_operator(cls.__name__, name, field)
     leaves = {n: f for n, f in fields.items() if isinstance(f, Element)}
     states = {n: f for n, f in fields.items() if isinstance(f, State)}
     for what, found, line in (
@@ -166,8 +169,33 @@ def _declaration(cls: type) -> Declaration | None:
     return Declaration(
         cls.__name__,
         tuple(Leaf(n, f.kind, _CASTS[f.kind](f.identity), f.domain) for n, f in leaves.items()),
-        tuple(StateField(n, f.kind, _CASTS[f.kind](f.initial), f.domain) for n, f in states.items()),
+        tuple(StateField(n, f.kind, _CASTS[f.kind](f.initial or 0), f.domain) for n, f in states.items()),
     )
+
+
+def fields_of(cls: type) -> dict[str, Field]:
+    """The fields of a class and its bases by name, each checked, in declared order."""
+    fields: dict[str, Field] = {}
+    for base in reversed(cls.__mro__):
+        fields = {n: f for n, f in fields.items() if n not in vars(base)}
+        fields |= {n: f for n, f in vars(base).items() if isinstance(f, Field)}
+    for name, field in fields.items():
+        check_field(cls.__name__, name, field)
+    return fields
+
+
+def _check_of_operator(owner: str, name: str, field: Field) -> None:
+    """An operator works lane by lane: it has elements and states without axes."""
+    if isinstance(field, Input | Output):
+        raise DeclarationError(
+            f"{owner}.{name} is an sf.{type(field).__name__}, and an operator has elements and states: "
+            f"derive {owner} from sf.Recurrence, or write `{name} = sf.Element(identity=...)`."
+        )
+    if isinstance(field, State) and field.axes is not None:
+        raise DeclarationError(
+            f"{owner}.{name} names the axes {' '.join(field.axes)!r}, and an operator works lane by lane: "
+            f"write `{name} = sf.State()`, and name axes in an sf.Recurrence."
+        )
 
 
 def vars_of(cls: type, method: str) -> bool:

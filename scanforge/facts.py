@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scanforge.adjoint import full_adjoint
-from scanforge.ir.program import Program
-from scanforge.ir.scan import Scan
+from scanforge.ir.program import Program, Var
+from scanforge.ir.scan import TIME, Scan, before, is_outer
 
 _SELECTING = frozenset(
     {"minimum", "maximum", "where", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not"}
@@ -22,6 +22,9 @@ class Facts:
     couples: tuple[tuple[str, tuple[str, ...]], ...]
     state_in_element: bool  # the adjoint's element reads the state before the step
     state_in_gradients: tuple[str, ...]  # the gradients that read it
+    state_in_readout: tuple[str, ...] = ()  # the states whose value before the step an output reads
+    expanded: tuple[str, ...] = ()  # axes of states that no output over time has
+    outer: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()  # leaf -> the axes of its factors
 
     def sentences(self) -> list[str]:
         """The facts for people."""
@@ -33,7 +36,16 @@ class Facts:
             else "read by no gradient"
         )
         where = "and by the adjoint's element" if self.state_in_element else "not by the adjoint's element"
-        return [kind, order, f"the state before the step is {read}, {where}"]
+        lines = [kind, order, f"the state before the step is {read}, {where}"]
+        if self.state_in_readout:
+            lines.append(f"an output reads {', '.join(self.state_in_readout)} before the step")
+        if self.expanded:
+            axes = " ".join(self.expanded)
+            lines.append(f"the outputs contract {axes}: the state is expanded along it")
+        for leaf, factors in self.outer:
+            axes = " and ".join(f"({' '.join(f)})" for f in factors)
+            lines.append(f"{leaf} is an outer product of factors over {axes}")
+        return lines
 
 
 def facts(scan: Scan) -> Facts:
@@ -44,6 +56,7 @@ def facts(scan: Scan) -> Facts:
     element = derived.scan.element.dependencies()
     gradients = derived.scan.readout.dependencies()
     factors = {n: reads for n, reads in element.items() if n.startswith("a")}
+    shown = frozenset().union(*scan.readout.dependencies().values())
     return Facts(
         affine=not any(reads & states_before for reads in factors.values()),
         selects=_selects(scan.operator.apply) and _selects(scan.operator.combine),
@@ -56,7 +69,32 @@ def facts(scan: Scan) -> Facts:
         ),
         state_in_element=any(reads & states_before for reads in element.values()),
         state_in_gradients=tuple(n for n, reads in gradients.items() if reads & states_before),
+        state_in_readout=tuple(s.name for s in scan.states if before(s.name) in shown),
+        expanded=expanded_axes(scan),
+        outer=tuple((leaf, over) for leaf, _ in scan.element.outputs if (over := _outer(scan, leaf))),
     )
+
+
+def _outer(scan: Scan, leaf: str) -> tuple[tuple[str, ...], ...]:
+    """The axes of the factors of a leaf that is a product over disjoint axes; () for any other."""
+    found = [
+        set(v.axes) - {a for a in v.axes if is_outer(a)}
+        for v in _factors(scan.element, dict(scan.element.outputs)[leaf])
+    ]
+    common = set.intersection(*found)
+    groups: list[set[str]] = []
+    for own in (f - common for f in found if f - common):
+        touched = [g for g in groups if g & own]
+        groups = [g for g in groups if not g & own] + [own.union(*touched)]
+    return tuple(scan.order(g) for g in groups) if len(groups) > 1 else ()
+
+
+def _factors(program: Program, variable: str) -> list[Var]:
+    """The variables whose product a variable is."""
+    line = next((x for x in program.lines if x.var.name == variable and x.op == "mul"), None)
+    if line is None:
+        return [program.variables()[variable]]
+    return [f for a in line.args for f in _factors(program, a)]
 
 
 def _selects(program: Program) -> bool:
@@ -65,3 +103,10 @@ def _selects(program: Program) -> bool:
 
 def _reads(program: Program, output: str, name: str) -> bool:
     return name in program.dependencies()[output]
+
+
+def expanded_axes(scan: Scan) -> tuple[str, ...]:
+    """The axes of states that no output over time has: the readout contracts them."""
+    shown = {a for o in scan.outputs if TIME in o.axes for a in o.axes}
+    states = {a for s in scan.states for a in s.axes}
+    return scan.order(a for a in states if a not in shown and not is_outer(a)) if scan.outputs else ()

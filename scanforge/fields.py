@@ -35,7 +35,7 @@ class Field:
     def __get__(self, instance: object | None, owner: type) -> Any:
         if instance is None:
             return self
-        return _not_an_element(type(instance).__name__, self.names[0])
+        return _no_value(type(instance).__name__, self.names[0], self)
 
 
 class Element(Field):
@@ -58,21 +58,88 @@ class Element(Field):
 
 
 class State(Field):
-    """A component of the state. `initial` stands in when no initial state is given.
+    """A component of the state. `initial` stands in when no initial state is given, and at resets.
 
-    `domain` restricts the samples of the law check, as an element's does.
+    In a Recurrence a state names its axes, without time: `sf.State("b d n")`, and its `initial` is the
+    operator's own unless it is given. In an Operator it has none. `domain` restricts the samples of the law
+    check, as an element's does.
 
     Example:
         >>> import scanforge as sf
-        >>> top = sf.State(initial=float("-inf"))
+        >>> top, h = sf.State(initial=float("-inf")), sf.State("b d n")
     """
 
-    def __init__(self, *, initial: Number = 0, kind: str = "float", domain: str | None = None) -> None:
+    def __init__(
+        self,
+        axes: str | None = None,
+        *,
+        initial: Number | None = None,
+        kind: str = "float",
+        domain: str | None = None,
+    ) -> None:
         super().__init__(kind, domain)
+        self.axes = axes if axes is None else parse_axes("State", axes)
         self.initial = initial
 
 
-def _not_an_element(owner: str, name: str) -> NoReturn:
+class Input(Field):
+    """A tensor of a Recurrence, with its axes by name: `sf.Input("b t d")`, `""` for a single number.
+
+    It broadcasts over the axes that it lacks: without `t` it is the same at all times, without `b` for the
+    whole batch. `kind` is "float" (complex tensors too), "int" or "bool".
+
+    Example:
+        >>> import scanforge as sf
+        >>> u, A, temperature = sf.Input("b t d"), sf.Input("d n"), sf.Input("")
+    """
+
+    def __init__(self, axes: str, *, kind: str = "float", domain: str | None = None) -> None:
+        super().__init__(kind, domain)
+        self.axes = parse_axes("Input", axes)
+
+
+class Output(Field):
+    """A result of a Recurrence, with its axes by name; it sums over the axes that it lacks.
+
+    The value of each step is broadcast to `b` and `t` first. Outputs that are not declared have all axes of
+    their value.
+
+    Example:
+        >>> import scanforge as sf
+        >>> y, total = sf.Output("b t d"), sf.Output("d")
+    """
+
+    def __init__(self, axes: str) -> None:
+        super().__init__("float", None)
+        self.axes = parse_axes("Output", axes)
+
+
+def parse_axes(what: str, axes: object) -> tuple[str, ...]:
+    """The axes of a field, from their names with spaces between."""
+    names = tuple(axes.split()) if isinstance(axes, str) else ()
+    if not isinstance(axes, str) or not all(n.isidentifier() for n in names):
+        raise DeclarationError(
+            f"sf.{what}({axes!r}) ({location()}) does not name axes: write names with spaces between, as in "
+            f'sf.{what}("b t d").'
+        )
+    if len(set(names)) < len(names):
+        raise DeclarationError(
+            f"sf.{what}({axes!r}) ({location()}) names an axis twice: give each axis a name of its own."
+        )
+    return names
+
+
+def _no_value(owner: str, name: str, field: Field) -> NoReturn:
+    """Raise for a field that the method has no value for."""
+    if isinstance(field, Output):
+        raise TraceError(
+            f"{owner} ({location()}) reads self.{name}, which is an output: readout returns its value."
+        )
+    if getattr(field, "axes", None) is not None:
+        raise TraceError(
+            f"{owner}.element ({location()}) reads self.{name}, which is a state, and the element of a step "
+            "does not depend on it: the operator's apply gets the state. Use it in readout."
+        )
     raise TraceError(
         f"{owner} ({location()}) reads self.{name}, which is a state. apply gets the states as arguments: "
         f"write `def apply(self, {name})` and use `{name}`."
@@ -110,8 +177,9 @@ def check_field(owner: str, name: str, field: Field) -> None:
             "together with the other leaves' identities, leaves every state as it is (1 for a factor, "
             "0 for a summand, inf for an upper bound). Masked and padded steps are filled with it."
         )
-    value = field.identity if isinstance(field, Element) else getattr(field, "initial", 0)
-    _check_number(owner, name, field.kind, value)
+    value = field.identity if isinstance(field, Element) else getattr(field, "initial", None)
+    if value is not None:
+        _check_number(owner, name, field.kind, value)
 
 
 def _check_number(owner: str, name: str, kind: str, value: object) -> None:

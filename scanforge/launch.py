@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from scanforge import dtypes
-from scanforge.ir.scan import BATCH, TIME, Output, Scan, load
+from scanforge.ir.scan import TIME, Output, Scan, State, is_outer, load
 from scanforge.pipeline import executable
 from scanforge.plan import Plan, plan, state_outputs
 
@@ -24,6 +24,7 @@ class Options:
     lowering: str  # empty: the plan's choice
     dtype: torch.dtype  # that floats are computed in
     backend: str = "reference"
+    memory: str = ""  # "low": fewer states are kept for the backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def sizes_of(scan: Scan, tensors: Sequence[Tensor], initial: Sequence[Tensor]) -
     """The size of each axis, read off the inputs and states that have it."""
     sizes: dict[str, int] = {}
     for state, x0 in zip(scan.states, initial, strict=False):
-        sizes.update(zip(scan.lanes, x0.shape, strict=True) if state.axes else [])
+        sizes.update(zip(scan.order(state.axes), x0.shape, strict=True))
     for given, tensor in zip(scan.inputs, tensors, strict=True):
         sizes.update({d: tensor.shape[i] for i, d in enumerate(given.dims) if d != "1"})
     return sizes
@@ -96,9 +97,8 @@ def output_dtypes(scan: Scan, tensors: Sequence[Tensor], computed: torch.dtype) 
 
 def state_dtypes(scan: Scan, tensors: Sequence[Tensor], computed: torch.dtype) -> list[torch.dtype]:
     """The dtype that each state is carried in."""
-    ints = dtypes.promoted(
-        (t.dtype for i, t in zip(scan.inputs, tensors, strict=True) if i.kind == "int"), torch.int64
-    )
+    given = zip(scan.inputs, tensors, strict=False)  # the flag of segments' starts is last, and comes later
+    ints = dtypes.promoted((t.dtype for i, t in given if i.kind == "int"), torch.int64)
     kinds = {"float": computed, "int": dtypes.computed_int(ints), "bool": torch.bool}
     return [kinds[s.kind] for s in scan.states]
 
@@ -116,15 +116,27 @@ def run(
         return Result(empty, [x.clone() for x in initial], [_no_steps(initial, scan, s) for s in kept])
     chosen = plan(scan, sizes, options.lowering)
     ran(LastRun(scan.name, chosen))
-    program = executable(text, chosen.lowering)
+    shown, finals, states = evaluate(text, tensors, initial, chosen.lowering, options)
+    after = dict(zip((s.name for s in scan.states), states, strict=True))
+    return _own(Result(shown, finals, [after[s] for s in kept]), [*tensors, *initial])
+
+
+def evaluate(
+    text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], lowering: str, options: Options
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Outputs, final states and the states after every step, in plain torch, which can differentiate it."""
+    scan = load(text)
+    sizes, result_dtypes = sizes_of(scan, tensors, initial), output_dtypes(scan, tensors, options.dtype)
+    program = executable(text, lowering)
     aligned = [_align(scan, i.dims, t, options.dtype) for i, t in zip(scan.inputs, tensors, strict=True)]
-    outputs, finals, states = program(*aligned, *initial, steps=sizes[TIME], reverse=options.reverse)
+    starts = [_all_lanes(scan, s, x0) for s, x0 in zip(scan.states, initial, strict=True)]
+    outputs, finals, states = program(*aligned, *starts, steps=sizes[TIME], reverse=options.reverse)
+    finals = [_own_axes(scan, s, x) for s, x in zip(scan.states, finals, strict=True)]
+    states = [_own_axes(scan, s, x, over_time=True) for s, x in zip(scan.states, states, strict=True)]
     shown = [
         _settle(scan, o, x, sizes, d) for o, x, d in zip(scan.outputs, outputs, result_dtypes, strict=True)
     ]
-    after = dict(zip((s.name for s in scan.states), states, strict=True))
-    result = Result(shown, list(finals), [after[s] for s in kept])
-    return _own(result, [*tensors, *initial])
+    return shown, finals, states
 
 
 def _align(scan: Scan, dims: Sequence[str], tensor: Tensor, computed: torch.dtype) -> Tensor:
@@ -138,13 +150,23 @@ def _align(scan: Scan, dims: Sequence[str], tensor: Tensor, computed: torch.dtyp
     return shaped if tensor.dtype == torch.bool else shaped.to(dtypes.computed_int(tensor.dtype))
 
 
+def _all_lanes(scan: Scan, state: State, x0: Tensor) -> Tensor:
+    """A state with every lane axis, size 1 for those it lacks."""
+    return x0[tuple(slice(None) if a in state.axes else None for a in scan.lanes)]
+
+
+def _own_axes(scan: Scan, state: State, x: Tensor, *, over_time: bool = False) -> Tensor:
+    """The opposite: without the axes that the state lacks, which are all of size 1."""
+    return x.squeeze([i + over_time for i, a in enumerate(scan.lanes) if a not in state.axes])
+
+
 def _settle(scan: Scan, output: Output, value: Tensor, sizes: dict[str, int], dtype: torch.dtype) -> Tensor:
     """Sum over the axes that the output lacks, then the user's order of dims."""
     factor = 1
     for position, axis in enumerate(scan.axes):
         if axis in output.axes:
             continue
-        if axis in {BATCH, TIME} and value.shape[position] != sizes[axis]:
+        if is_outer(axis) and value.shape[position] != sizes[axis]:
             factor *= sizes[axis]
         elif value.shape[position] != 1:
             value = value.sum(position, keepdim=True)

@@ -7,19 +7,19 @@ negative time stride.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from math import prod
 
 import torch
 
 from scanforge import pipeline, split
-from scanforge.ir.scan import TIME, Scan, load
+from scanforge.ir.scan import TIME, Scan, State, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.pipeline import Wanted
-from scanforge.plan import KernelPlan, kept_rows, kernel_plan, spacing_of
-from scanforge.views import View, aligned
-from scanforge.work import Work, launch
+from scanforge.plan import Held, Keep, KernelPlan, held_plan, keep_plan, kernel_plan
+from scanforge.views import View, aligned, of_state
+from scanforge.work import Views, Work, launch
 
 Tensor = torch.Tensor
 
@@ -30,50 +30,116 @@ def forward(
     """The recurrence of `text` on these inputs and initial states, as the reference's `run`."""
     scan = load(text)
     sizes = sizes_of(scan, tensors, initial)
-    result = allocate(scan, tensors, initial, options, keep)
-    rooms = {
-        o.name: room(scan, o.dims, t, sizes, options.dtype)
-        for o, t in zip(scan.outputs, result.outputs, strict=True)
-    }
-    names = [s.name for s in scan.states]
+    result = allocate(text, tensors, initial, options, keep)
+    dims = {o.name: o.dims for o in scan.outputs}
+    outputs = dict(zip(dims, result.outputs, strict=True))
+    targets = _targets(dims, outputs, options.dtype)
     work = Work(
+        scan.lanes,
         {i.name: aligned(scan, i.dims, t, sizes) for i, t in zip(scan.inputs, tensors, strict=True)},
-        {n: _view(scan, place, sizes) for n, place in rooms.items()},
-        {n: View.of(t) for n, t in zip(names, initial, strict=True)},
-        {n: View.of(t) for n, t in zip(names, result.finals, strict=True)},
-        {n: View.of(t) for n, t in zip(names, result.kept, strict=True)} if keep else {},
+        {n: aligned(scan, dims[n], t, sizes) for n, t in targets.items()},
+        _states(scan, scan.states, initial, sizes),
+        _states(scan, scan.states, result.finals, sizes),
+        _states(scan, scan.states, result.kept, sizes, over=True) if keep else {},
     )
     if not sizes[TIME]:
         _pass_through(result.finals, initial)
     elif prod(sizes.values()):
-        _forward(text, scan, work.flipped() if options.reverse else work, sizes, options, keep)
-    for place in rooms.values():
-        place.settle(scan)
+        kept = _keep(text, tensors, sizes, options) if keep else None
+        _forward(text, scan, work.flipped() if options.reverse else work, sizes, options, kept)
+    _settle(targets, outputs)
     return result
 
 
-def _forward(text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: bool) -> None:
-    chosen = kernel_plan(scan, sizes, options.lowering)
-    spacing = spacing_of(scan, sizes[TIME]) if keep else 0
+def _targets(
+    dims: dict[str, tuple[str, ...]], outputs: dict[str, Tensor], computed: torch.dtype
+) -> dict[str, Tensor]:
+    """Where kernels write: sums over time begin with 0, in the dtype of the computation."""
+    return {
+        n: x
+        if TIME in dims[n]
+        else x.new_zeros(x.shape, dtype=computed if x.is_floating_point() else x.dtype)
+        for n, x in outputs.items()
+    }
+
+
+def _settle(targets: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:
+    for n, target in targets.items():
+        if target is not outputs[n]:
+            outputs[n].copy_(target)
+
+
+def _states(
+    scan: Scan,
+    states: Sequence[State],
+    tensors: Sequence[Tensor],
+    sizes: dict[str, int],
+    *,
+    over: bool = False,
+) -> Views:
+    return {s.name: of_state(scan, s, t, sizes, over=over) for s, t in zip(states, tensors, strict=True)}
+
+
+def _forward(
+    text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: Keep | None
+) -> None:
+    axis = pipeline.held_axis(text)
+    chosen = kernel_plan(scan, sizes, options.lowering, axis)
+    spacing = keep.spacing if keep else 0
     ran(LastRun(scan.name, chosen.plan))
+    held = partial(_held, axis, sizes, backward=False)
     if chosen.chunks is None:
-        launch(partial(pipeline.forward_kernel, text), work, options.dtype, spacing=spacing)
+        make = partial(pipeline.forward_kernel, text)
+        launch(make, work, options.dtype, held(sizes[TIME]), keep=keep)
     else:
-        split.forward(text, pipeline.chunked(text), work, chosen.chunks, spacing, options.dtype)
+        how = split.Split(chosen.chunks, spacing, options.dtype, held)
+        split.forward(text, pipeline.chunked(text), work, how)
+
+
+def _held(axis: str, sizes: dict[str, int], steps: int, *, backward: bool) -> Held:
+    return held_plan(axis, sizes.get(axis, 1), steps, backward=backward)
+
+
+def _keep(text: str, tensors: Sequence[Tensor], sizes: dict[str, int], options: Options) -> Keep:
+    """What the forward pass keeps, which the backward pass finds out again."""
+    scan, axis = load(text), pipeline.held_axis(text)
+    plan = kernel_plan(scan, sizes, options.lowering, axis)
+    moved = 2 * sum(t.numel() * t.element_size() for t in tensors)
+    dtypes = output_dtypes(scan, tensors, options.dtype)
+    moved += sum(
+        d.itemsize * prod(sizes[a] for a in o.axes) for o, d in zip(scan.outputs, dtypes, strict=True)
+    )
+    return keep_plan(scan, sizes, axis, moved, options.memory, split=plan.chunks is not None)
 
 
 def allocate(
-    scan: Scan, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool
+    text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool
 ) -> Result:
     """Empty tensors for all that a forward kernel writes; also the shapes of the compiler's fake tensors."""
+    scan = load(text)
     sizes = sizes_of(scan, tensors, initial)
     outputs = [
         tensors[0].new_empty([1 if d == "1" else sizes[d] for d in o.dims], dtype=dtype)
         for o, dtype in zip(scan.outputs, output_dtypes(scan, tensors, options.dtype), strict=True)
     ]
     finals = [torch.empty_like(x0, memory_format=torch.contiguous_format) for x0 in initial]
-    rows = kept_rows(scan, sizes[TIME]) if keep else 0
-    return Result(outputs, finals, [x0.new_empty((rows, *x0.shape)) for x0 in initial] if keep else [])
+    if not keep:
+        return Result(outputs, finals, [])
+    rows = _keep(text, tensors, sizes, options).rows(sizes[TIME])
+    axis = pipeline.held_axis(text)
+    return Result(
+        outputs, finals, [_room(scan, s, x0, rows, axis) for s, x0 in zip(scan.states, initial, strict=True)]
+    )
+
+
+def _room(scan: Scan, state: State, x0: Tensor, rows: int, held: str) -> Tensor:
+    """Room for states, of which the lanes of threads lie side by side: the held axis stands before them."""
+    axes = scan.order(state.axes)
+    if held not in axes:
+        return x0.new_empty((rows, *x0.shape))
+    at = axes.index(held)
+    rest = [n for i, n in enumerate(x0.shape) if i != at]
+    return x0.new_empty((rows, x0.shape[at], *rest)).movedim(1, at + 1)
 
 
 def backward(
@@ -82,84 +148,99 @@ def backward(
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """The gradients of the wanted inputs in the scan's order, and the adjoint's final states."""
     scan = load(text)
-    derived = pipeline.wide_adjoint(text, wanted)
-    sizes = sizes_of(scan, tensors, ())
-    dims = {i.name: i.dims for i in scan.inputs} | {n: scan.outputs[0].dims for _, n in derived.cotangents}
+    derived = pipeline.kernel_adjoint(text, wanted)
+    sizes = sizes_of(scan, tensors, ()) | _sizes_of_states(scan, kept)
+    dims = {i.name: i.dims for i in (*scan.inputs, *derived.scan.inputs)}
     given = dict(zip((i.name for i in scan.inputs), tensors, strict=True))
     given |= dict(zip((n for _, n in derived.cotangents), cotangents, strict=True))
-    rooms = {
-        g: room(
-            scan,
-            dims[i],
-            torch.empty_like(given[i], memory_format=torch.contiguous_format),
-            sizes,
-            options.dtype,
-        )
-        for i, g in derived.gradients
+    keep = _keep(text, tensors, sizes, options)
+    gradients = {
+        g: torch.empty_like(given[i], memory_format=torch.contiguous_format) for i, g in derived.gradients
     }
-    mus = [s.name for s in derived.scan.states]
+    by_gradient = {g: dims[i] for i, g in derived.gradients}
+    targets = _targets(by_gradient, gradients, options.dtype)
     ends = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in seeds]
     work = Work(
+        scan.lanes,
         {n: aligned(scan, dims[n], t, sizes) for n, t in given.items()},
-        {n: _view(scan, place, sizes) for n, place in rooms.items()},
-        {n: View.of(t) for n, t in zip(mus, seeds, strict=True)},
-        {n: View.of(t) for n, t in zip(mus, ends, strict=True)},
-        {s.name: View.of(t) for s, t in zip(scan.states, kept, strict=True)},
+        {g: aligned(scan, by_gradient[g], t, sizes) for g, t in targets.items()},
+        _states(scan, derived.scan.states, seeds, sizes),
+        _states(scan, derived.scan.states, ends, sizes),
+        _states(scan, scan.states, kept, sizes, over=True),
     )
     if not sizes[TIME]:
         _pass_through(ends, seeds)
     elif prod(sizes.values()):
-        spacing = spacing_of(scan, sizes[TIME])
         flipped = work.flipped() if options.reverse else work
-        _backward(text, wanted, flipped, kernel_plan(derived.scan, sizes, options.lowering), spacing, options)
-    for place in rooms.values():
-        place.settle(scan)
-    return [place.target for place in rooms.values()], ends
+        _backward(text, wanted, flipped, sizes, kept, keep, options)
+    else:
+        for x in targets.values():
+            x.zero_()
+    _settle(targets, gradients)
+    return list(gradients.values()), ends
+
+
+def _sizes_of_states(scan: Scan, kept: Sequence[Tensor]) -> dict[str, int]:
+    """Axes that only states have."""
+    return {
+        a: n
+        for s, x in zip(scan.states, kept, strict=True)
+        for a, n in zip(scan.order(s.axes), x.shape[1:], strict=True)
+    }
 
 
 def _backward(
-    text: str, wanted: Wanted, work: Work, chosen: KernelPlan, spacing: int, options: Options
-) -> None:
-    ran(LastRun(f"{load(text).name}.adjoint", chosen.plan))
-    if chosen.chunks is None:
-        launch(partial(pipeline.backward_kernel, text, wanted), work, options.dtype, rows=spacing)
-    else:
+    text: str, wanted: Wanted, work: Work, sizes: dict[str, int], kept: Sequence[Tensor], keep: Keep,
+    options: Options,
+) -> None:  # fmt: skip
+    name, axis = load(text).name, pipeline.held_axis(text)
+    chosen = kernel_plan(load(text), sizes, options.lowering, axis)
+    ran(LastRun(f"{name}.adjoint", chosen.plan))
+    held = partial(_held, axis, sizes, backward=True)
+    if chosen.chunks is not None:
         scans = pipeline.chunked_adjoint(text, wanted)
-        split.backward(text, wanted, scans, work, chosen.chunks, spacing, options.dtype)
+        how = split.Split(chosen.chunks, keep.spacing, options.dtype, held)
+        split.backward(text, wanted, scans, work, how)
+    elif keep.refill:
+        _in_segments(text, wanted, work, kept, keep, sizes, options.dtype)
+    else:
+        make = partial(pipeline.backward_kernel, text, wanted)
+        launch(make, work, options.dtype, held(sizes[TIME]), rows=keep.spacing)
+
+
+def _in_segments(
+    text: str, wanted: Wanted, work: Work, kept: Sequence[Tensor], keep: Keep, sizes: dict[str, int],
+    computed: torch.dtype,
+) -> None:  # fmt: skip
+    """Segment by segment, from the last: run forward again from the state kept before it, then the adjoint."""
+    scan, axis = load(text), pipeline.held_axis(text)
+    held = partial(_held, axis, sizes)
+    refill, back = (
+        partial(pipeline.forward_kernel, pipeline.states_only(text)),
+        partial(pipeline.backward_kernel, text, wanted),
+    )
+    dense = Keep(keep.refill)
+    rooms = [
+        _room(scan, s, x[0], dense.rows(keep.spacing), axis) for s, x in zip(scan.states, kept, strict=True)
+    ]
+    again = _states(scan, scan.states, rooms, sizes, over=True)
+    spare = _states(scan, scan.states, [torch.empty_like(x[0]) for x in kept], sizes)
+    passed = [{n: v.like() for n, v in work.starts.items()} for _ in range(2)]
+    mu, count = work.starts, keep.rows(work.steps)
+    for k in reversed(range(count)):
+        start = k * keep.spacing
+        length = min(keep.spacing, work.steps - start)
+        part = replace(work.part(start, length, k, 1), kept=again)
+        first = {n: v.row(k) for n, v in work.kept.items()}
+        forward_part = replace(part, outputs={}, starts=first, ends=spare)
+        launch(refill, forward_part, computed, held(length, backward=False), keep=dense)
+        after = passed[k % 2] if k else work.ends
+        down = held(length, backward=True)
+        launch(back, replace(part, starts=mu, ends=after), computed, down, rows=keep.refill)
+        mu = after
 
 
 def _pass_through(ends: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
     """No steps: the states stay."""
     for end, start in zip(ends, starts, strict=True):
         end.copy_(start)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Where a kernel writes an output: in place if it has all axes, else whole, to be summed afterwards."""
-
-    dims: tuple[str, ...]
-    target: Tensor
-    whole: Tensor
-
-    def settle(self, scan: Scan) -> None:
-        """Sum over the axes that the output lacks."""
-        if self.whole is self.target:
-            return
-        lacking = [i for i, axis in enumerate(scan.axes) if axis not in self.dims]
-        left = [axis for axis in scan.axes if axis in self.dims]
-        summed = self.whole.sum(lacking).permute([left.index(d) for d in self.dims if d != "1"])
-        self.target.copy_(summed[tuple(None if d == "1" else slice(None) for d in self.dims)])
-
-
-def room(
-    scan: Scan, dims: tuple[str, ...], target: Tensor, sizes: dict[str, int], computed: torch.dtype
-) -> Room:
-    """The target itself, or a whole tensor in the computed dtype beside it."""
-    if set(dims) == set(scan.axes):
-        return Room(dims, target, target)
-    return Room(dims, target, target.new_empty([sizes[a] for a in scan.axes], dtype=computed))
-
-
-def _view(scan: Scan, place: Room, sizes: dict[str, int]) -> View:
-    return aligned(scan, place.dims if place.whole is place.target else scan.axes, place.whole, sizes)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from scanforge.cache import keep, recall
 from scanforge.errors import LawError
 from scanforge.ir.interpret import Domain, interpret
 from scanforge.ir.lattice import Lattices, Undecidable
@@ -135,7 +136,7 @@ def set_law_check(on: bool) -> None:
 
 
 def ensure(text: str) -> None:
-    """Raise LawError if the operator of this text breaks a law. Each content is checked once."""
+    """Raise LawError if the operator of this text breaks a law. Each content is checked once, ever."""
     if _Switch.on:
         results = check_laws(text)
         broken = next((r for r in results if r.broken), None)
@@ -145,8 +146,17 @@ def ensure(text: str) -> None:
 
 @lru_cache(maxsize=1024)
 def check_laws(text: str) -> tuple[LawResult, ...]:
-    """What is known of each law of the operator of this text."""
-    operator = load_operator(text)
+    """What is known of each law of the operator of this text; kept on disk where none is broken."""
+    kept = recall("laws", text)
+    if kept is not None:
+        return tuple(LawResult(law, proved, samples) for law, proved, samples in kept)
+    results = _checked(load_operator(text))
+    if not any(r.broken for r in results):
+        keep("laws", text, [(r.law, r.proved, r.samples) for r in results])
+    return results
+
+
+def _checked(operator: Operator) -> tuple[LawResult, ...]:
     proved = {law.name for law in LAWS if law.name in {"action", "identity"} and _prove(operator, law)}
     if proved == {"action", "identity"}:
         proved = {law.name for law in LAWS}

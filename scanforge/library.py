@@ -18,11 +18,12 @@ from scanforge.pipeline import Wanted
 Tensor = torch.Tensor
 SCAN = (
     "scan(str recurrence, Tensor[] inputs, Tensor[] initial, "
-    "bool reverse, str lowering, str backend, ScalarType dtype, bool keep) -> Tensor[]"
+    "bool reverse, str lowering, str backend, str memory, ScalarType dtype, bool keep) -> Tensor[]"
 )
 BACKWARD = (
     "scan_backward(str recurrence, str wanted, str present, bool initial, Tensor[] inputs, Tensor[] kept, "
-    "Tensor[] cotangents, Tensor[] seeds, bool reverse, str lowering, ScalarType dtype) -> Tensor[]"
+    "Tensor[] cotangents, Tensor[] seeds, bool reverse, str lowering, str memory, ScalarType dtype) "
+    "-> Tensor[]"
 )
 
 
@@ -42,35 +43,37 @@ def define() -> Any:
 _KEPT: list[torch.library.Library] = []  # a library's ops live as long as it does
 
 
-def _scan(
+def _scan(  # noqa: PLR0913, PLR0917 - as in the schema
     recurrence: str,
     inputs: list[Tensor],
     initial: list[Tensor],
     reverse: bool,
     lowering: str,
     backend: str,
+    memory: str,
     dtype: torch.dtype,
     keep: bool,
 ) -> list[Tensor]:
     run = launch_triton.forward if backend == "triton" else launch.run
-    result = run(recurrence, inputs, initial, Options(reverse, lowering, dtype, backend), keep)
+    result = run(recurrence, inputs, initial, Options(reverse, lowering, dtype, backend, memory), keep)
     return [*result.outputs, *result.finals, *result.kept]
 
 
-def _fake_scan(
+def _fake_scan(  # noqa: PLR0913, PLR0917
     recurrence: str,
     inputs: list[Tensor],
     initial: list[Tensor],
     reverse: bool,
     lowering: str,
     backend: str,
+    memory: str,
     dtype: torch.dtype,
     keep: bool,
 ) -> list[Tensor]:
     scan = load(recurrence)
     if backend == "triton":
-        options = Options(reverse, lowering, dtype, backend)
-        result = launch_triton.allocate(scan, inputs, initial, options, keep)
+        options = Options(reverse, lowering, dtype, backend, memory)
+        result = launch_triton.allocate(recurrence, inputs, initial, options, keep)
         return [*result.outputs, *result.finals, *result.kept]
     sizes = sizes_of(scan, inputs, initial)
     found = output_dtypes(scan, inputs, dtype)
@@ -95,10 +98,11 @@ def _backward(  # noqa: PLR0913, PLR0917 - as in the schema
     seeds: list[Tensor],
     reverse: bool,
     lowering: str,
+    memory: str,
     dtype: torch.dtype,
 ) -> list[Tensor]:
     which = Wanted(frozenset(wanted.split()), frozenset(present.split()), initial)
-    options = Options(reverse, lowering, dtype, "triton")
+    options = Options(reverse, lowering, dtype, "triton", memory)
     gradients, ends = launch_triton.backward(recurrence, which, inputs, kept, cotangents, seeds, options)
     return [*gradients, *ends]
 
@@ -114,6 +118,7 @@ def _fake_backward(  # noqa: PLR0913, PLR0917
     seeds: list[Tensor],
     reverse: bool,
     lowering: str,
+    memory: str,
     dtype: torch.dtype,
 ) -> list[Tensor]:
     names = wanted.split()

@@ -54,7 +54,15 @@ def apply(
 def _call_op(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     o, n = call.options, call.inputs
     results: list[Tensor] = library().scan(
-        call.text, list(tensors[:n]), list(tensors[n:]), o.reverse, o.lowering, o.backend, o.dtype, call.keep
+        call.text,
+        list(tensors[:n]),
+        list(tensors[n:]),
+        o.reverse,
+        o.lowering,
+        o.backend,
+        o.memory,
+        o.dtype,
+        call.keep,
     )
     return results
 
@@ -142,6 +150,7 @@ def _one_kernel(
         seeds,
         call.options.reverse,
         call.options.lowering,
+        call.options.memory,
         call.options.dtype,
     )
     n = len(derived.gradients)
@@ -158,7 +167,7 @@ def _states_before(
 ) -> dict[str, Tensor]:
     """The state before each step, bit for bit the forward pass's; differentiable in grad mode."""
     if torch.is_grad_enabled():
-        outputs, _ = apply(pipeline.states(call.text), inputs, initial, call.options)
+        outputs, _ = apply(pipeline.states_before(call.text), inputs, initial, call.options)
         return dict(zip((s.name for s in scan.states), outputs, strict=True))
     found = output_dtypes(scan, inputs, call.options.dtype)
     kept = dict(zip(kept_states(scan, found, call.options.dtype), results[len(scan.outputs) :], strict=True))
@@ -175,7 +184,7 @@ def _states_before(
 
 def _in_scan_order(scan: Scan, tensor: Tensor, output: str) -> Tensor:
     dims = next(o.dims for o in scan.outputs if o.name == output)
-    return tensor.permute([dims.index(a) for a in scan.axes])
+    return tensor.permute([dims.index(a) for a in scan.axes if a in dims])
 
 
 @cache
@@ -187,10 +196,10 @@ def library() -> Any:
 
 
 def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    text, tensors, initial, reverse, lowering, backend, dtype, keep = inputs
+    text, tensors, initial, reverse, lowering, backend, memory, dtype, keep = inputs
     scan = load(text)
     n, shown = len(scan.outputs), len(scan.outputs) + len(scan.states)
-    ctx.call = Call(text, len(tensors), Options(reverse, lowering, dtype, backend), keep)
+    ctx.call = Call(text, len(tensors), Options(reverse, lowering, dtype, backend, memory), keep)
     ctx.needs = [t.requires_grad for t in (*tensors, *initial)]
     ctx.save_for_backward(*tensors, *initial, *output[:n], *output[shown:])
 
@@ -198,4 +207,4 @@ def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 def _backward_op(ctx: Any, cotangents: list[Tensor | None]) -> tuple[Any, ...]:
     gradients = _gradients(ctx.call, list(ctx.saved_tensors), cotangents, ctx.needs)
     n = ctx.call.inputs
-    return None, gradients[:n], gradients[n:], None, None, None, None, None
+    return None, gradients[:n], gradients[n:], None, None, None, None, None, None

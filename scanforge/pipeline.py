@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -25,9 +26,13 @@ from scanforge.ir.builder import Builder
 from scanforge.ir.program import Program
 from scanforge.ir.scan import TIME, Leaf, Output, Scan, before, dump, load
 from scanforge.laws import ensure
-from scanforge.plan import spacing_of, tile_plan
-from scanforge.schedule import step_program
+from scanforge.facts import expanded_axes
+from scanforge.plan import held_plan, keep_plan, tile_plan
+from scanforge.prune import drop_unread_inputs
+from scanforge.recurrence import Recurrence
+from scanforge.schedule import settled, stages, step_program, whole_axes
 from scanforge.trace import Signature, Traced, trace
+from scanforge.trace_recurrence import Call, trace_recurrence
 
 
 def front(cls: type[Operator], signature: Signature) -> Traced:
@@ -37,7 +42,18 @@ def front(cls: type[Operator], signature: Signature) -> Traced:
     # class, Signature -> Traced, which holds the ir.Scan and its text
     traced = trace(cls, signature)
     # text of the operator -> LawResults, or a LawError
-    ensure(traced.operator)
+    for operator in traced.operators:
+        ensure(operator)
+    return traced
+
+
+def front_recurrence(cls: type[Recurrence], call: Call) -> Traced:
+    """The same of a recurrence."""
+    # class, Call -> Traced
+    traced = trace_recurrence(cls, call)
+    # text of each operator -> LawResults, or a LawError
+    for operator in traced.operators:
+        ensure(operator)
     return traced
 
 
@@ -77,10 +93,26 @@ def executable(text: str, lowering: str) -> Callable[..., Any]:
 
 
 @lru_cache(maxsize=4096)
+def held_axis(text: str) -> str:
+    """The axis whose entries one thread of a kernel holds: of the states, but of no output over time."""
+    scan = load(text)
+    axes = expanded_axes(scan)
+    if len(axes) != 1:
+        return ""
+    (axis,) = axes
+    within = frozenset(axes)
+    derived = full_adjoint(scan)
+    for part, step in ((scan, step_program(scan)), (derived.scan, derived.step)):
+        if whole_axes(part, step, within) != within or stages(settled(part, step, within), axis) is None:
+            return ""
+    return axis
+
+
+@lru_cache(maxsize=4096)
 def forward_kernel(text: str, form: Form) -> tuple[Kernel, Any]:
     """The forward kernel of a recurrence, and the function to launch."""
-    # text -> ir.Scan, its inputs widened to all axes
-    scan = widen(load(text))
+    # text -> ir.Scan
+    scan = load(text)
     # ir.Scan -> Kernel, Triton text
     kernel = ordered_tile.forward_kernel(scan, form)
     # Triton text -> module on disk
@@ -88,20 +120,31 @@ def forward_kernel(text: str, form: Form) -> tuple[Kernel, Any]:
 
 
 @lru_cache(maxsize=4096)
-def wide_adjoint(text: str, wanted: Wanted) -> Adjoint:
-    """The adjoint that kernels run: of the recurrence with every input of all axes."""
-    return adjoint(widen(load(text)), wanted.inputs, wanted.present, wanted.initial)
+def kernel_adjoint(text: str, wanted: Wanted) -> Adjoint:
+    """The adjoint that kernels run."""
+    return adjoint(load(text), wanted.inputs, wanted.present, wanted.initial)
 
 
 @lru_cache(maxsize=4096)
 def backward_kernel(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, Any]:
     """The backward kernel of a recurrence, and the function to launch."""
-    # text -> ir.Scan, its inputs widened to all axes; ir.Scan -> Adjoint
-    scan, derived = widen(load(text)), wide_adjoint(text, wanted)
+    # text -> ir.Scan; ir.Scan -> Adjoint
+    scan, derived = load(text), kernel_adjoint(text, wanted)
     # Adjoint, ir.Scan -> Kernel, Triton text
     kernel = ordered_tile.backward_kernel(derived.scan, derived.step, scan, form)
     # Triton text -> module on disk
     return kernel, load_kernel_module(kernel.source).kernel
+
+
+@lru_cache(maxsize=4096)
+def states_only(text: str) -> str:
+    """The recurrence without outputs: what runs again to have states."""
+    scan = load(text)
+    builder = Builder(f"{scan.name}.states", scan.axes, where="")
+    for v in scan.readout.inputs:
+        builder.input(v.name, v.kind, v.axes)
+    bare = replace(scan, name=f"{scan.name}.states", readout=builder.finish({}), outputs=())
+    return dump(drop_unread_inputs(bare))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +159,13 @@ class Chunked:
 @lru_cache(maxsize=4096)
 def chunked(text: str) -> Chunked:
     """A recurrence's aggregate of a chunk, and its carry over chunks."""
-    return _chunked(widen(load(text)))
+    return _chunked(load(text))
 
 
 @lru_cache(maxsize=4096)
 def chunked_adjoint(text: str, wanted: Wanted) -> Chunked:
     """The same of a recurrence's adjoint."""
-    return _chunked(wide_adjoint(text, wanted).scan)
+    return _chunked(kernel_adjoint(text, wanted).scan)
 
 
 def _chunked(scan: Scan) -> Chunked:
@@ -134,46 +177,48 @@ def _chunked(scan: Scan) -> Chunked:
 @lru_cache(maxsize=4096)
 def backward_aggregate(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, Any]:
     """The kernel that composes the adjoint's elements of a chunk, downwards."""
-    # text -> ir.Scan, its inputs widened to all axes
-    scan = widen(load(text))
+    # text -> ir.Scan
+    scan = load(text)
     # ir.Scan -> Adjoint -> the ir.Scan of its operator on itself
-    aggregate = on_itself(wide_adjoint(text, wanted).scan)
+    aggregate = on_itself(kernel_adjoint(text, wanted).scan)
     # ir.Scan, ir.Scan -> Kernel, Triton text
     kernel = ordered_tile.backward_kernel(aggregate, step_program(aggregate), scan, form)
     # Triton text -> module on disk
     return kernel, load_kernel_module(kernel.source).kernel
 
 
-def kernel_source(text: str, which: str, steps: int, lanes: int, inputs: int, dtype: torch.dtype) -> str:
-    """The text of the ordered-tile kernel that tensors of this dtype would run, for people."""
-    scan = widen(load(text))
-    computed = dtypes.name(dtypes.computed([dtype]))
-    down = which == "backward"
-    spacing = spacing_of(scan, steps) if down else 0
-    tile = tile_plan(steps, lanes, 1, (dtype.itemsize,) * inputs, backward=down, rows=spacing)
-    form = Form(tile.rows, 1, computed, "int64", 0)
+def kernel_source(
+    text: str, which: str, sizes: dict[str, int], dtype: torch.dtype, computed: torch.dtype
+) -> str:
+    """The text of the ordered-tile kernel that contiguous tensors of this dtype would run, for people."""
+    scan, axis = load(text), held_axis(text)
+    down, steps = which == "backward", sizes[TIME]
+    spacing = keep_plan(scan, sizes, axis, 1 << 62, "", split=True).spacing
+    lanes = [a for a in scan.lanes if a != axis]
+    held = held_plan(axis, sizes.get(axis, 1), steps, backward=down)
+    items = (dtype.itemsize,) * len(scan.inputs)
+    count = prod(sizes[a] for a in lanes)
+    tile = tile_plan(steps, count, 1, items, backward=down, rows=spacing if down else 0)
+    rows = (held.rows if axis else tile.rows) if not down else spacing
+    form = Form(
+        rows,
+        len(lanes) - 1,
+        dtypes.name(computed),
+        "int64",
+        tuple(lanes[-1:]),
+        tuple((a,) for a in lanes[:-1]),
+        axis,
+        held.entries,
+        held.group,
+    )
     if not down:
         return ordered_tile.forward_kernel(scan, form).source
     derived = full_adjoint(scan)
     return ordered_tile.backward_kernel(derived.scan, derived.step, scan, form).source
 
 
-def widen(scan: Scan) -> Scan:
-    """The scan with every input of all axes: kernels read those that a tensor lacks with stride 0."""
-    inputs = tuple(replace(i, dims=scan.axes) for i in scan.inputs)
-    return replace(
-        scan, inputs=inputs, element=_retyped(scan, scan.element), readout=_retyped(scan, scan.readout)
-    )
-
-
-def _retyped(scan: Scan, program: Program) -> Program:
-    builder = Builder(program.name, scan.axes, where="")
-    values = {v.name: builder.input(v.name, v.kind, scan.axes) for v in program.inputs}
-    return builder.finish(builder.inline(program, values))
-
-
 @lru_cache(maxsize=4096)
-def states(text: str) -> str:
+def states_before(text: str) -> str:
     """The same recurrence, read out as its states before each step: what a second derivative goes through."""
     scan = load(text)
     builder = Builder(f"{scan.name}.states", scan.axes, where="")

@@ -58,8 +58,38 @@ class Tile:
 
 # Measured on an H200 (docs/dev/lab-notes.md): what decides is the bytes in flight over the device.
 IN_FLIGHT = {False: 6_300_000, True: 8_400_000}  # in bytes, by whether there are 16-bit inputs alone
+MANY_IN_FLIGHT = 13_000_000  # forward, wider inputs, beyond twice the lanes that are at work
 RESIDENT = 16_896  # lanes that are at work at one time: 128 on each of 132 processors
 SHARED = 225_000  # bytes of shared memory of one processor
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An axis whose entries lie in a thread's registers; no axis for most recurrences.
+
+    `rows`, `lanes`, `stages` are the kernel's tile; a backward kernel walks `group` entries together.
+    """
+
+    axis: str = ""
+    entries: int = 1
+    group: int = 1
+    rows: int = 0
+    lanes: int = 0
+    stages: int = 0
+
+
+MOST_ENTRIES = 32  # of a held axis: more do not fit the registers of a thread
+VALUES = 128  # rows times entries whose inputs a forward kernel spreads at a time
+
+
+def held_plan(axis: str, entries: int, steps: int, *, backward: bool) -> Held:
+    """The tile of a kernel that holds an axis (measured on an H200, docs/dev/lab-notes.md)."""
+    if not axis:
+        return Held()
+    if backward:
+        return Held(axis, entries, 4, _at_most(steps, 4), 32, 3)
+    rows = max(1, VALUES // (1 << max(entries - 1, 0).bit_length()))
+    return Held(axis, entries, entries, _at_most(steps, min(rows, 16)), 64, 3)
 
 
 def tile_plan(
@@ -74,8 +104,9 @@ def tile_plan(
     lanes = 128 if wide else 64 if inner >= 64 else 32
     rows = rows or _forward_rows(steps, len(itemsizes), widest, lanes)
     at_work = min(total, RESIDENT)
-    wanted = IN_FLIGHT[widest <= 2 or backward] / (rows * at_work * loaded)
-    stages = max(3, 1 + round(wanted)) + (total > 2 * RESIDENT)
+    narrow, many = widest <= 2 or backward, total > 2 * RESIDENT
+    in_flight = MANY_IN_FLIGHT if many and not narrow else IN_FLIGHT[narrow]
+    stages = max(3, 1 + round(in_flight / (rows * at_work * loaded))) + (many and narrow)
     programs = -(-at_work // (lanes * (RESIDENT // 128)))  # on one processor
     fitting = SHARED // (rows * lanes * loaded * max(programs, 1))
     return Tile(rows, lanes, max(2, min(stages, fitting, 8 if rows <= 16 else 5)))
@@ -88,7 +119,8 @@ def _forward_rows(steps: int, inputs: int, widest: int, lanes: int) -> int:
 
 
 def _at_most(steps: int, rows: int) -> int:
-    while rows > max(steps, 2):
+    """Rows, halved until the steps fill them."""
+    while rows > max(steps, 1):
         rows //= 2
     return rows
 
@@ -104,7 +136,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """The plan of a kernel backend, with how time is cut, if it is."""
+    """The plan of a kernel backend, and how time is cut, if it is."""
 
     plan: Plan
     chunks: Chunks | None
@@ -115,34 +147,71 @@ FILLING = 8192  # lanes that fill the device: below, time is split (measured on 
 LONG = 1024  # steps from which that pays
 
 
-def kernel_plan(scan: Scan, sizes: dict[str, int], lowering: str = "") -> KernelPlan:
+def kernel_plan(scan: Scan, sizes: dict[str, int], lowering: str = "", held: str = "") -> KernelPlan:
     """Ordered tiles where the lanes fill the device, else time in chunks; `lowering` forces one."""
-    steps, lanes = sizes[TIME], prod(sizes[a] for a in scan.lanes)
-    chunks = chunk_plan(steps, lanes)
+    steps, lanes = sizes[TIME], prod(sizes[a] for a in scan.lanes if a != held)
     worth = lanes < FILLING and steps >= LONG and bool(scan.states)
     chosen = lowering or ("split" if worth else "ordered_tile")
     few = f"{steps} steps are few" if steps < LONG else f"{lanes} lanes fill the device"
-    why = "forced by lowering=" if lowering else f"{lanes} lanes do not fill the device" if worth else few
-    if chosen == "split" and chunks is not None:
-        return KernelPlan(Plan("triton", "split", why), chunks)
-    return KernelPlan(Plan("triton", "ordered_tile", why), None)
+    why = f"{lanes} lanes do not fill the device" if worth else few
+    if chosen == "split":
+        chunks = chunk_plan(steps, lanes)
+        return KernelPlan(Plan("triton", "split", "forced by lowering=" if lowering else why), chunks)
+    return KernelPlan(Plan("triton", "ordered_tile", "forced by lowering=" if lowering else why), None)
 
 
-def chunk_plan(steps: int, lanes: int) -> Chunks | None:
-    """As many chunks as fill the device twice, of whole tiles; None if there is not one whole chunk."""
+def chunk_plan(steps: int, lanes: int) -> Chunks:
+    """As many chunks as fill the device twice, of whole tiles; shorter ones where the steps are few."""
     wanted = max(2, -(-2 * FILLING // max(lanes, 1)))
     length = max(CHUNK, -(-steps // wanted) // CHUNK * CHUNK)
+    if length > steps:
+        length = _at_most(steps, CHUNK)
     count = steps // length
-    return Chunks(count, length, steps - count * length) if count else None
+    return Chunks(count, length, steps - count * length)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The states that a forward pass keeps: before every `spacing` steps.
+
+    With `refill` a backward pass runs forward again from each, over that segment of time, to have the states
+    before every `refill` steps of it; else it starts its tiles from them, and those of the steps that fill no
+    tile are all kept.
+    """
+
+    spacing: int
+    refill: int = 0
+
+    def rows(self, steps: int) -> int:
+        """How many states that are."""
+        if self.refill:
+            return -(-steps // self.spacing)
+        return steps // self.spacing + steps % self.spacing
+
+
+BUDGET = {"": 0.5, "low": 0.16}  # of the bytes of inputs, outputs and gradients, for states that are kept
+
+
+def keep_plan(scan: Scan, sizes: dict[str, int], held: str, moved: int, memory: str, *, split: bool) -> Keep:
+    """What is kept. `moved` are the bytes of inputs, outputs and gradients of the call.
+
+    Expanded states are many times the inputs: they are kept before long segments alone.
+    """
+    steps = sizes[TIME]
+    if not held:
+        return Keep(spacing_of(scan, steps))
+    if split:
+        return Keep(_at_most(steps, 4))
+    one = sum(4 * prod(sizes[a] for a in s.axes) for s in scan.states)
+    refill = _at_most(steps, 4)
+    room = BUDGET[memory] * moved
+    segment = CHUNK
+    while segment < steps and one * (2 * segment // refill - (-steps // (2 * segment))) <= room:
+        segment *= 2
+    return Keep(segment, refill)
 
 
 def spacing_of(scan: Scan, steps: int) -> int:
     """A state is kept for every tile of the backward kernel: its R, by the registers that a row takes."""
     registers = len(scan.inputs) + 2 * len(scan.states)  # inputs, cotangents, states run again
     return _at_most(steps, 32 if registers <= 4 else 16 if registers <= 7 else 8)
-
-
-def kept_rows(scan: Scan, steps: int) -> int:
-    """How many states are kept: before each tile of the backward kernel, and each row of the rest."""
-    spacing = spacing_of(scan, steps)
-    return steps // spacing + steps % spacing

@@ -60,6 +60,21 @@ def _identity(
     return None
 
 
+def drop_guards(program: Program) -> Program:
+    """The program as it is evaluated: a guard is its operand, and matters to derivatives alone."""
+    names: dict[str, str] = {}
+    kept: list[Line] = []
+    for line in program.lines:
+        args = tuple(names.get(a, a) for a in line.args)
+        if line.op == "guard":
+            names[line.var.name] = args[1]
+        else:
+            kept.append(replace(line, args=args))
+    return replace(
+        program, lines=tuple(kept), outputs=tuple((n, names.get(v, v)) for n, v in program.outputs)
+    )
+
+
 def drop_dead(program: Program) -> Program:
     """The lines that some output depends on."""
     live = {variable for _, variable in program.outputs}

@@ -3,108 +3,123 @@
 Three ordered-tile kernels, each a scan of its own: the aggregate of every chunk (the operator on itself),
 the carry over the aggregates (few steps), and the recurrence in every chunk from its carry. Here `combine`
 earns its keep. The steps that fill no chunk follow by themselves. The backward pass is the same with the
-adjoint, from the last chunk to the first.
+adjoint, from the last chunk to the first. Outputs without time are added to, launch by launch.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from scanforge import dtypes
+from scanforge.emit.form import CHUNK_AXIS
 from scanforge.ir.scan import before
 from scanforge.pipeline import Chunked, Wanted, backward_aggregate, backward_kernel, forward_kernel
-from scanforge.plan import Chunks
+from scanforge.plan import Chunks, Held, Keep
 from scanforge.views import View
 from scanforge.work import Views, Work, launch
 
 Tensor = torch.Tensor
 
 
-def forward(text: str, scans: Chunked, work: Work, cut: Chunks, spacing: int, computed: torch.dtype) -> None:
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a call is split: the chunks, the spacing of kept states, dtype, and the plan of a held axis."""
+
+    cut: Chunks
+    spacing: int
+    computed: torch.dtype
+    held: Callable[[int], Held]  # of so many steps
+
+    def run(self, make: Any, work: Work, *, rows: int = 0, keeps: bool = False) -> None:
+        """Launch a kernel over some work."""
+        keep = Keep(self.spacing) if keeps and self.spacing else None
+        launch(make, work, self.computed, self.held(work.steps), rows=rows, keep=keep)
+
+
+def forward(text: str, scans: Chunked, work: Work, how: Split) -> None:
     """Run a recurrence; the views are in the order of processing."""
+    cut, spacing = how.cut, how.spacing
     whole = cut.count * cut.length
     rows = whole // spacing if spacing else 0
     chunks = work.part(0, whole, 0, rows).chunked(cut.count)
-    carries = _like_starts(work, cut.count)
-    ends = _like_starts(work, cut.count)
-    aggregates = _aggregates(scans, work, cut.count, computed)
-    reduce = _reduce(scans, replace(chunks, kept={}), aggregates)
-    launch(partial(forward_kernel, scans.aggregate), reduce, computed)
-    launch(partial(forward_kernel, scans.carry), _carry(work, aggregates, carries), computed)
-    inside = replace(chunks, starts=_views(carries), ends=_views(ends))
-    launch(partial(forward_kernel, text), inside, computed, spacing=spacing)
-    last = {n: t[-1] for n, t in ends.items()}
+    carries, ends = _like_starts(work, cut.count), _like_starts(work, cut.count)
+    aggregates = _aggregates(scans, work, cut.count, how.computed)
+    how.run(partial(forward_kernel, scans.aggregate), _reduce(scans, replace(chunks, kept={}), aggregates))
+    how.run(partial(forward_kernel, scans.carry), _carry(work, aggregates, carries))
+    inside = replace(chunks, starts=carries, ends=ends)
+    how.run(partial(forward_kernel, text), inside, keeps=True)
+    last = {n: v.row(cut.count - 1) for n, v in ends.items()}
     if not cut.rest:
         _copy(work.ends, last)
         return
     tail = work.part(whole, cut.rest, rows, cut.rest // spacing + cut.rest % spacing if spacing else 0)
-    launch(partial(forward_kernel, text), replace(tail, starts=_views(last)), computed, spacing=spacing)
+    how.run(partial(forward_kernel, text), replace(tail, starts=last), keeps=True)
 
 
-def backward(
-    text: str, wanted: Wanted, scans: Chunked, work: Work, cut: Chunks, spacing: int, computed: torch.dtype
-) -> None:
+def backward(text: str, wanted: Wanted, scans: Chunked, work: Work, how: Split) -> None:
     """Run the adjoint downwards; the views are in the primal's order of processing."""
+    cut, spacing = how.cut, how.spacing
     whole = cut.count * cut.length
     rows = whole // spacing
     make = partial(backward_kernel, text, wanted)
-    starts = {n: v.tensor for n, v in work.starts.items()}
+    starts = work.starts
     if cut.rest:
-        left = _like_starts(work, 1)
+        left = {n: v.like() for n, v in work.starts.items()}
         tail = work.part(whole, cut.rest, rows, cut.rest // spacing + cut.rest % spacing)
-        launch(make, replace(tail, ends={n: View.of(t[0]) for n, t in left.items()}), computed, rows=spacing)
-        starts = {n: t[0] for n, t in left.items()}
+        how.run(make, replace(tail, ends=left), rows=spacing)
+        starts = left
     chunks = work.part(0, whole, 0, rows).chunked(cut.count)
     carries, ends = _like_starts(work, cut.count), _like_starts(work, cut.count)
     if carries:
-        aggregates = _aggregates(scans, work, cut.count, computed)
+        aggregates = _aggregates(scans, work, cut.count, how.computed)
         reduce = _reduce(scans, chunks, aggregates)
-        launch(partial(backward_aggregate, text, wanted), reduce, computed, rows=spacing)
-        over = _carry(replace(work, starts=_views(starts)), aggregates, carries).flipped()
-        launch(partial(forward_kernel, scans.carry), over, computed)
-    inside = replace(chunks, starts=_views(carries), ends=_views(ends))
-    launch(make, inside, computed, rows=spacing)
-    _copy(work.ends, {n: t[0] for n, t in ends.items()})
+        how.run(partial(backward_aggregate, text, wanted), reduce, rows=spacing)
+        over = _carry(replace(work, starts=starts), aggregates, carries).flipped()
+        how.run(partial(forward_kernel, scans.carry), over)
+    inside = replace(chunks, starts=carries, ends=ends)
+    how.run(make, inside, rows=spacing)
+    _copy(work.ends, {n: v.row(0) for n, v in ends.items()})
 
 
-def _carry(work: Work, aggregates: dict[str, Tensor], carries: dict[str, Tensor]) -> Work:
+def _carry(work: Work, aggregates: Views, carries: Views) -> Work:
     """The scan over the aggregates, whose ends nobody reads."""
-    spare = {n: View.of(t[0]) for n, t in _like_starts(work, 1).items()}
-    return Work(
-        _views(aggregates), {before(n): View.of(t) for n, t in carries.items()}, work.starts, spare, {}
-    )
+    spare = {n: v.like() for n, v in work.starts.items()}
+    return Work(work.axes, aggregates, {before(n): v for n, v in carries.items()}, work.starts, spare, {})
 
 
-def _views(tensors: dict[str, Tensor]) -> Views:
-    return {n: View.of(t) for n, t in tensors.items()}
+def _like_starts(work: Work, count: int) -> Views:
+    """Room for states of every chunk: a state has the lanes that it has, and the chunks before them."""
+    return {n: v.over(count).like() for n, v in work.starts.items()}
 
 
-def _like_starts(work: Work, count: int) -> dict[str, Tensor]:
-    """Room for states of every chunk."""
-    return {n: v.tensor.new_empty((count, *v.shape)) for n, v in work.starts.items()}
-
-
-def _aggregates(scans: Chunked, work: Work, count: int, computed: torch.dtype) -> dict[str, Tensor]:
+def _aggregates(scans: Chunked, work: Work, count: int, computed: torch.dtype) -> Views:
     """Room for one element of every chunk, in the types that are computed in."""
     first = next(iter((work.inputs | work.outputs).values()))
     kinds = {"float": computed, "int": dtypes.named(work.int_type()), "bool": torch.bool}
     shape = (count, *first.shape[1:])
-    return {x.name: first.tensor.new_empty(shape, dtype=kinds[x.kind]) for x, _ in scans.leaves}
+    return {x.name: View.of(first.tensor.new_empty(shape, dtype=kinds[x.kind])) for x, _ in scans.leaves}
 
 
-def _reduce(scans: Chunked, chunks: Work, aggregates: dict[str, Tensor]) -> Work:
+def _reduce(scans: Chunked, chunks: Work, aggregates: Views) -> Work:
     """The walk that composes each chunk's elements, from the identity."""
     starts, ends = {}, {}
     for leaf, name in scans.leaves:
-        room = aggregates[leaf.name]
-        starts[name] = View.of(room.new_full((), leaf.identity).expand(room.shape))  # one number, stride 0
-        ends[name] = View.of(room)
+        room = aggregates[leaf.name].tensor
+        identity = View.of(room.new_full((), leaf.identity).expand(room.shape))  # one number, stride 0
+        starts[name], ends[name] = identity, aggregates[leaf.name]
+    assert chunks.axes[0] == CHUNK_AXIS
     return replace(chunks, outputs={}, starts=starts, ends=ends)
 
 
-def _copy(into: Views, tensors: dict[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        into[name].tensor.copy_(tensor)
+def _copy(into: Views, views: Views) -> None:
+    for name, view in views.items():
+        own = [i for i, has in enumerate(view.has) if has]
+        into[name].take(
+            view.tensor.as_strided([view.shape[i] for i in own], [view.strides[i] for i in own], view.offset),
+            own,
+        )

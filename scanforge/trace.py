@@ -16,7 +16,7 @@ from scanforge.ir.builder import Builder
 from scanforge.ir.check import check_program, check_scan
 from scanforge.ir.complex import Complex, is_value, pair, parts
 from scanforge.ir.program import Program, fresh
-from scanforge.ir.unknown import DECLARE
+from scanforge.ir.unknown import declare
 from scanforge.ir.value import Value
 
 
@@ -36,9 +36,10 @@ class Traced:
 
     scan: ir.Scan
     text: str  # the scan as text, the key of every later cache
-    operator: str  # the operator as text, the key of the laws
+    operators: tuple[str, ...]  # the operators as text, the keys of the laws
     leaves: tuple[tuple[str, tuple[str, ...]], ...]  # leaf -> its real leaves: one, or re and im
     states: tuple[tuple[str, tuple[str, ...]], ...]
+    outputs: tuple[tuple[str, ...], ...]  # the user's outputs, each of one real output or two
 
 
 def trace(cls: type[Operator], signature: Signature) -> Traced:
@@ -59,16 +60,31 @@ def trace_operator(cls: type[Operator]) -> ir.Operator:
     return trace(cls, Signature(axes, ((ir.BATCH, ir.TIME),) * len(declared.leaves))).scan.operator
 
 
+def trace_real(
+    cls: type[Operator], complex_leaves: frozenset[str]
+) -> tuple[ir.Operator, dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """The operator alone when these leaves are complex, with the real names of its leaves and states."""
+    names = _Names(declaration(cls), set(complex_leaves), set())
+    operator = _operator(cls, names, ())
+    leaves = {x.name: names.leaf(x.name) for x in names.declared.leaves}
+    return operator, leaves, {s.name: names.state(s.name) for s in names.declared.states}
+
+
 def _trace(cls: type[Operator], signature: Signature) -> Traced:
     names = _Names(declaration(cls), set(signature.complex_leaves), set(signature.complex_states))
-    while True:  # a complex leaf may make others, and states, complex: until nothing changes
+    operator = _operator(cls, names, tuple(a for a in signature.axes if a != ir.TIME))
+    return _bare(operator, names, signature)
+
+
+def _operator(cls: type[Operator], names: _Names, lanes: tuple[str, ...]) -> ir.Operator:
+    """The operator on real leaves and states; a complex leaf may make others complex, which `names` notes."""
+    while True:  # until nothing changes
         before = len(names.complex_leaves) + len(names.complex_states)
         combine, apply = _combine(cls, names), _apply(cls, names)
         if len(names.complex_leaves) + len(names.complex_states) == before:
             break
-    lanes = tuple(a for a in signature.axes if a != ir.TIME)
     declared = names.declared
-    operator = ir.Operator(
+    return ir.Operator(
         declared.name,
         tuple(
             ir.Leaf(
@@ -91,7 +107,6 @@ def _trace(cls: type[Operator], signature: Signature) -> Traced:
         combine,
         apply,
     )
-    return _bare(operator, names, signature)
 
 
 class _Names:
@@ -107,7 +122,7 @@ class _Names:
         return self._parts(name, self.complex_states)
 
     def _parts(self, name: str, complex_names: set[str]) -> tuple[str, ...]:
-        taken = {*self.declared.leaf_names(), *(s.name for s in self.declared.states)}
+        taken = {*self.declared.tensor_names(), *(s.name for s in self.declared.states)}
         return (fresh(f"{name}_re", taken), fresh(f"{name}_im", taken)) if name in complex_names else (name,)
 
 
@@ -127,16 +142,16 @@ def _combine(cls: type[Operator], names: _Names) -> Program:
     later = cls(**_symbols(builder, declared.leaves, names.leaf, "later_"))
     result = earlier.combine(later)
     if type(result) is not cls:
-        write = f"return {declared.name}({', '.join(f'{n}=...' for n in declared.leaf_names())})"
+        write = f"return {declared.name}({', '.join(f'{n}=...' for n in declared.tensor_names())})"
         raise TraceError(
-            f"{builder.name} returns {_shown(result)}, and must return an element: write `{write}`."
+            f"{builder.name} returns {shown(result)}, and must return an element: write `{write}`."
         )
     outputs: dict[str, Value] = {}
     for leaf in declared.leaves:
         value = result.__dict__[leaf.name]
         if isinstance(value, Complex):
             names.complex_leaves.add(leaf.name)
-        outputs |= _typed(builder, leaf.name, leaf.kind, names.leaf(leaf.name), value)
+        outputs |= typed(builder, leaf.name, leaf.kind, names.leaf(leaf.name), value)
     return check_program(builder.finish(outputs))
 
 
@@ -149,7 +164,7 @@ def _apply(cls: type[Operator], names: _Names) -> Program:
     values = result if isinstance(result, tuple) else (result,)
     if result is None or isinstance(result, list):
         raise TraceError(
-            f"{builder.name} returns {_shown(result)}, and must return the states after the step: write "
+            f"{builder.name} returns {shown(result)}, and must return the states after the step: write "
             f"`return {', '.join(states)}`, the new value of each."
         )
     if len(values) != len(states):
@@ -161,11 +176,11 @@ def _apply(cls: type[Operator], names: _Names) -> Program:
     for state, value in zip(declared.states, values, strict=True):
         if isinstance(value, Complex):
             names.complex_states.add(state.name)
-        outputs |= _typed(builder, state.name, state.kind, names.state(state.name), value)
+        outputs |= typed(builder, state.name, state.kind, names.state(state.name), value)
     return check_program(builder.finish(outputs))
 
 
-def _typed(
+def typed(
     builder: Builder, name: str, kind: str, real_names: tuple[str, ...], value: Any
 ) -> dict[str, Value]:
     """The real outputs of one field, converted to its kind; a number becomes a constant."""
@@ -173,14 +188,14 @@ def _typed(
     outputs = {}
     for real_name, part in zip(real_names, values, strict=True):
         if not is_value(part) and (isinstance(part, str) or not isinstance(part, int | float)):
-            hint = DECLARE if hasattr(part, "shape") else f"Return a number or an expression for {name}."
+            hint = declare() if hasattr(part, "shape") else f"Return a number or an expression for {name}."
             raise TraceError(
-                f"{builder.name} gives `{name}` {_shown(part)}, and wants a value made of its arguments. "
+                f"{builder.name} gives `{name}` {shown(part)}, and wants a value made of its arguments. "
                 f"{hint}"
             )
         got = part.var.kind if is_value(part) else ("bool" if isinstance(part, bool) else "")
         if got == kind or (got == "" and kind != "bool" and not (kind == "int" and isinstance(part, float))):
-            outputs[real_name] = part if is_value(part) else builder.const(part, kind)
+            outputs[real_name] = part if is_value(part) else _number(builder, part, kind)
         elif (got, kind) == ("int", "float"):
             outputs[real_name] = builder.call("add", part, 0.0)
         elif got == "bool" and kind == "bool":
@@ -194,7 +209,13 @@ def _typed(
     return outputs
 
 
-def _shown(x: object) -> str:
+def _number(builder: Builder, number: Any, kind: str) -> Value:
+    """A number that a method returned: by now no line of the user's is running."""
+    with builder.at(""):
+        return builder.const(number, kind)
+
+
+def shown(x: object) -> str:
     if isinstance(x, tuple | list):
         return f"a {type(x).__name__} of {len(x)}"
     if hasattr(x, "shape"):
@@ -238,7 +259,10 @@ def _bare(operator: ir.Operator, names: _Names, signature: Signature) -> Traced:
         outputs=tuple(ir.Output(s.name, s.kind, natural) for s in operator.states),
     )
     states = tuple((s.name, names.state(s.name)) for s in names.declared.states)
-    return Traced(check_scan(scan), ir.dump(scan), ir.dump_operator(operator), tuple(given), states)
+    shown_as = tuple(real for _, real in states)
+    return Traced(
+        check_scan(scan), ir.dump(scan), (ir.dump_operator(operator),), tuple(given), states, shown_as
+    )
 
 
 def _in_order(axes: tuple[str, ...], some: tuple[str, ...]) -> tuple[str, ...]:
@@ -256,4 +280,5 @@ def prefix_scan(traced: Traced) -> Traced:
     scan = on_itself(traced.scan, traced.scan.outputs[0].dims)
     names = dict(zip((x.name for x in scan.operator.leaves), (s.name for s in scan.states), strict=True))
     prefixes = tuple((leaf, tuple(names[p] for p in real_names)) for leaf, real_names in traced.leaves)
-    return Traced(scan, ir.dump(scan), traced.operator, traced.leaves, prefixes)
+    outputs = tuple(real for _, real in prefixes)
+    return Traced(scan, ir.dump(scan), traced.operators, traced.leaves, prefixes, outputs)

@@ -1,19 +1,22 @@
-"""An operator's laws, and its values and gradients against the sequential loop under torch's autograd."""
+"""Laws; and values and gradients against the sequential loop under torch's autograd."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from scanforge import laws, op
+from scanforge import launch, laws, op
 from scanforge.backend import LOWERINGS
-from scanforge.declare import Declaration, Operator, declaration
-from scanforge.ir.scan import Scan, load
-from scanforge.launch import Options, state_dtypes
-from scanforge.pipeline import executable
-from scanforge.trace import Signature, Traced, trace
+from scanforge.boundaries import bounded
+from scanforge.declare import Operator
+from scanforge.example import Example, fields_of
+from scanforge.ir.scan import load_operator
+from scanforge.launch import Options
+from scanforge.prepared import Prepared, prepare
+from scanforge.recurrence import Recurrence
+from scanforge.segments import flag_axes
 
 Tensor = torch.Tensor
 BOUND = 1e-9  # of float64 against float64: two orders of rounding in up to a hundred steps
@@ -48,61 +51,66 @@ class Report:
         return "\n".join([f"{self.operator}: {'ok' if self.ok else 'WRONG'}", *lines])
 
 
-def validate(operator: type[Operator], sizes: dict[str, int]) -> Report:
-    """Laws; then values and gradients of every lowering, both directions, against the loop in float64."""
-    declared = declaration(operator)
-    axes = ("t", *(a for a in sizes if a != "t"))
-    traced = trace(operator, Signature(axes, (tuple(sizes),) * len(declared.leaves)))
-    rows = [_law_row(r) for r in laws.check_laws(traced.operator)]
+def validate(operator: type[Operator] | type[Recurrence], example: Example) -> Report:
+    """Laws; then every lowering, both directions, plain and with resets and padding, in float64."""
+    operators = list(dict.fromkeys(example.traced.operators))
+    several, rows = len(operators) > 1, []
+    for text in operators:
+        of = f" of {load_operator(text).name}" if several else ""
+        rows += [_law_row(r, of) for r in laws.check_laws(text)]
     if all(row.ok for row in rows):
-        rows += _numeric_rows(declared, traced, sizes)
-    return Report(declared.name, tuple(rows))
+        rows += _numeric_rows(operator, example)
+    return Report(example.declared.name, tuple(rows))
 
 
-def _law_row(result: laws.LawResult) -> Row:
+def _law_row(result: laws.LawResult, of: str) -> Row:
+    subject = f"law: {result.law}{of}"
     if result.broken is None:
-        return Row(f"law: {result.law}", str(result), True)
+        return Row(subject, str(result), True)
     b = result.broken
     shown = ", ".join(f"{n} = {v}" for n, v in b.sample.items())
-    return Row(
-        f"law: {result.law}", f"broken for {shown}: {b.left} is not {b.right}. {result.hint}".rstrip(), False
-    )
+    return Row(subject, f"broken for {shown}: {b.left} is not {b.right}. {result.hint}".rstrip(), False)
 
 
-def _numeric_rows(declared: Declaration, traced: Traced, sizes: dict[str, int]) -> list[Row]:
-    rows = []
-    tensors, initial = _samples(declared, traced, sizes)
-    for lowering in LOWERINGS["reference"]:
+def _numeric_rows(operator: type[Operator] | type[Recurrence], example: Example) -> list[Row]:
+    call, rows = _drawn(operator, example), []
+    for cut in (False, True):
         for reverse in (False, True):
-            options = Options(reverse, lowering, torch.float64)
-            mine = _run_op(traced.text, tensors, initial, options)
-            truth = _run_loop(traced.text, tensors, initial, sizes["t"], reverse)
+            reset, mask = _flags(call) if cut else (None, None)
+            made = bounded(call, reverse=reverse, reset=reset, mask=mask, lengths=None)
+            truth = _run(made, Options(reverse, "", made.dtype), emitted=True)
             way = "right to left" if reverse else "left to right"
-            for what in ("values", "gradients"):
-                error = _distance(mine[what], truth[what])
-                rows.append(
-                    Row(f"{what}: {lowering}, {way}", f"within {error:.1e} of the loop", error <= BOUND)
-                )
+            for lowering in LOWERINGS["reference"]:
+                mine = _run(made, Options(reverse, lowering, made.dtype), emitted=False)
+                for what in ("values", "gradients"):
+                    error = _distance(mine[what], truth[what])
+                    subject = f"{what}{', resets and padding' if cut else ''}: {lowering}, {way}"
+                    rows.append(Row(subject, f"within {error:.1e} of the loop", error <= BOUND))
     return rows
 
 
-def _samples(
-    declared: Declaration, traced: Traced, sizes: dict[str, int]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Random inputs in each leaf's domain, and initial states."""
+def _drawn(operator: type[Operator] | type[Recurrence], example: Example) -> Prepared:
+    """The call with random tensors in each field's domain, and random initial states."""
     random = torch.Generator().manual_seed(SEED)
-    kinds = {leaf.name: leaf for leaf in declared.leaves}
-    tensors = [
-        _draw(kinds[i.name].kind, kinds[i.name].domain, list(sizes.values()), random)
-        for i in traced.scan.inputs
+    tensors = {
+        f.name: _draw(f.kind, f.domain, example.tensors[f.name].shape, random)
+        for f in fields_of(example.declared)
+    }
+    initial = example.initial and tuple(torch.zeros(x.shape, dtype=x.dtype) for x in example.initial)
+    call = prepare(operator, tensors, initial)
+    drawn = [
+        _draw(s.kind, "positive", x.shape, random).detach().to(x.dtype)
+        for s, x in zip(call.scan.states, call.initial, strict=True)
     ]
-    lanes = [size for axis, size in sizes.items() if axis != "t"]
-    carried = state_dtypes(traced.scan, tensors, torch.float64)
-    initial = [
-        _draw(s.kind, "positive", lanes, random).to(d).requires_grad_(s.kind == "float")
-        for s, d in zip((x for x in traced.scan.states), (c for c in carried), strict=True)
-    ]
-    return tensors, [x.detach().requires_grad_(x.is_floating_point()) for x in initial]
+    return replace(call, initial=tuple(x.requires_grad_(x.is_floating_point()) for x in drawn))
+
+
+def _flags(call: Prepared) -> tuple[Tensor, Tensor]:
+    """Random resets and padding, the same for the whole batch."""
+    random = torch.Generator().manual_seed(SEED + 2)
+    *batch, _ = flag_axes(call.scan)
+    rows = torch.rand((2, *(1 for _ in batch), call.sizes["t"]), generator=random)
+    return rows[0] < 0.2, rows[1] < 0.8
 
 
 def _draw(kind: str, domain: str, shape: Sequence[int], random: torch.Generator) -> Tensor:
@@ -115,30 +123,21 @@ def _draw(kind: str, domain: str, shape: Sequence[int], random: torch.Generator)
     return shaped.detach().requires_grad_()
 
 
-def _run_op(
-    text: str, tensors: list[Tensor], initial: list[Tensor], options: Options
-) -> dict[str, list[Tensor]]:
-    outputs, finals = op.apply(text, tensors, initial, options)
-    return _with_gradients([*outputs, *finals], [*tensors, *initial])
-
-
-def _run_loop(
-    text: str, tensors: list[Tensor], initial: list[Tensor], steps: int, reverse: bool
-) -> dict[str, list[Tensor]]:
-    """The emitted loop, differentiated by torch."""
-    scan: Scan = load(text)
-    order = [scan.outputs[0].dims.index(a) for a in scan.axes]
-    aligned = [t.permute(order) for t in tensors]
-    outputs, finals, _ = executable(text, "loop")(*aligned, *initial, steps=steps, reverse=reverse)
-    back = [scan.axes.index(d) for d in scan.outputs[0].dims]
-    return _with_gradients([*(y.permute(back) for y in outputs), *finals], [*tensors, *initial])
+def _run(call: Prepared, options: Options, *, emitted: bool) -> dict[str, list[Tensor]]:
+    """Values and gradients: torch's of the emitted loop, or scanforge's."""
+    inputs, initial = list(call.inputs), list(call.initial)
+    if emitted:
+        outputs, finals, _ = launch.evaluate(call.text, inputs, initial, "loop", options)
+    else:
+        outputs, finals = op.apply(call.text, inputs, initial, options)
+    return _with_gradients([*outputs, *finals], [*inputs, *initial])
 
 
 def _with_gradients(results: list[Tensor], leaves: list[Tensor]) -> dict[str, list[Tensor]]:
     """The float results, and the gradients of a fixed random sum of them."""
     random = torch.Generator().manual_seed(SEED + 1)
     floats = [r for r in results if r.is_floating_point()]
-    wanted = [x for x in leaves if x.requires_grad]
+    wanted = list({id(x): x for x in leaves if x.requires_grad}.values())  # resets enter with initial states
     terms = [(r * torch.randn(r.shape, generator=random, dtype=r.dtype)).sum() for r in floats]
     if not any(t.requires_grad for t in terms):
         return {"values": results, "gradients": []}
@@ -147,11 +146,10 @@ def _with_gradients(results: list[Tensor], leaves: list[Tensor]) -> dict[str, li
 
 
 def _distance(mine: list[Tensor], truth: list[Tensor]) -> float:
-    """The largest relative distance of a pair."""
-    worst = 0.0
+    """The largest relative distance of a pair; equal infinities and NaN are no distance."""
+    found = [torch.zeros((), dtype=torch.float64)]
     for a, b in zip(mine, truth, strict=True):
         a, b = a.detach().double(), b.detach().double()
-        same = torch.where(a == b, 0.0, a - b)  # inf - inf is no distance
-        scale = torch.where(b.isfinite(), b, 0.0).norm()
-        worst = max(worst, float(same.norm() / (scale + 1e-30)) if same.numel() else 0.0)
-    return worst
+        apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b)
+        found.append(apart.norm() / (torch.where(b.isfinite(), b, 0.0).norm() + 1e-30))
+    return float(torch.stack(found).max())

@@ -9,30 +9,45 @@ from typing import Self
 
 import torch
 
-from scanforge.ir.scan import Scan
+from scanforge.ir.scan import TIME, Scan, State
 
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A window on a tensor. Time is dimension 0 but for views of states, which have lanes alone."""
+    """A window on a tensor. Time is dimension 0 but for views of states, which have lanes alone.
+
+    A dimension that the tensor does not have (`has` is false there) has its full size and stride 0.
+    """
 
     tensor: Tensor
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    has: tuple[bool, ...]
 
     @classmethod
     def of(cls, tensor: Tensor) -> Self:
         """All of a tensor."""
-        return cls(tensor, 0, tuple(tensor.shape), tuple(tensor.stride()))
+        return cls(tensor, 0, tuple(tensor.shape), tuple(tensor.stride()), (True,) * tensor.ndim)
 
     def pointer(self) -> Tensor:
         """A tensor whose data pointer is the view's."""
         if self.offset == 0:
             return self.tensor
         return self.tensor.as_strided((1,), (1,), self.tensor.storage_offset() + self.offset)
+
+    def take(self, source: Tensor, order: Sequence[int], *, add: bool = False) -> None:
+        """Write, or add, a tensor of the dimensions in this order."""
+        sizes, strides = [self.shape[i] for i in order], [self.strides[i] for i in order]
+        backwards = [k for k, stride in enumerate(strides) if stride < 0]  # torch has no such strides
+        start = self.offset + sum((sizes[k] - 1) * strides[k] for k in backwards)
+        target = self.tensor.as_strided(
+            sizes, [abs(x) for x in strides], self.tensor.storage_offset() + start
+        )
+        source = source.flip(backwards) if backwards else source
+        target.add_(source) if add else target.copy_(source)
 
     def flipped(self) -> Self:
         """From the last step to the first."""
@@ -45,21 +60,61 @@ class View:
         """Some steps of time."""
         return replace(self, offset=self.offset + start * self.strides[0], shape=(count, *self.shape[1:]))
 
+    def row(self, k: int) -> Self:
+        """One step of time, without the dimension."""
+        return replace(
+            self,
+            offset=self.offset + k * self.strides[0],
+            shape=self.shape[1:],
+            strides=self.strides[1:],
+            has=self.has[1:],
+        )
+
+    def like(self) -> Self:
+        """The same window on a tensor of its own."""
+        own = [i for i, has in enumerate(self.has) if has]
+        tensor = self.tensor.new_empty([self.shape[i] for i in own])
+        strides = [0] * len(self.shape)
+        for k, i in enumerate(own):
+            strides[i] = tensor.stride(k)
+        return replace(self, tensor=tensor, offset=0, strides=tuple(strides))
+
+    def over(self, count: int) -> Self:
+        """The same for each of so many chunks, as the first lane axis."""
+        return replace(self, shape=(count, *self.shape), strides=(0, *self.strides), has=(True, *self.has))
+
     def chunks(self, count: int) -> Self:
         """Time cut into chunks of equal length; the chunks become the first lane axis."""
         length, step = self.shape[0] // count, self.strides[0]
         return replace(
-            self, shape=(length, count, *self.shape[1:]), strides=(step, length * step, *self.strides[1:])
+            self,
+            shape=(length, count, *self.shape[1:]),
+            strides=(step, length * step, *self.strides[1:]),
+            has=(self.has[0], *self.has),
         )
 
 
 def aligned(scan: Scan, dims: Sequence[str], tensor: Tensor, sizes: dict[str, int]) -> View:
     """The tensor with the scan's axes in order and in full, stride 0 for those that it lacks."""
-    present = [d for d in dims if d != "1"]
-    named = tensor.squeeze([i for i, d in enumerate(dims) if d == "1"]) if "1" in dims else tensor
-    ordered = named.permute([present.index(a) for a in scan.axes if a in present])
-    shaped = ordered[tuple(slice(None) if a in present else None for a in scan.axes)]
-    return View.of(shaped.expand([sizes[a] for a in scan.axes]))
+    return _aligned(scan.axes, dims, tensor, sizes)
+
+
+def of_state(scan: Scan, state: State, tensor: Tensor, sizes: dict[str, int], *, over: bool = False) -> View:
+    """A state's tensor, its axes in the scan's order, on all lanes; `over` time or tiles if it has that first."""
+    lead = (TIME,) * over
+    rows = {TIME: tensor.shape[0]} if over else {}
+    return _aligned((*lead, *scan.lanes), (*lead, *scan.order(state.axes)), tensor, sizes | rows)
+
+
+def _aligned(axes: Sequence[str], dims: Sequence[str], tensor: Tensor, sizes: dict[str, int]) -> View:
+    at = {d: i for i, d in enumerate(dims) if d != "1"}
+    return View(
+        tensor,
+        0,
+        tuple(sizes[a] for a in axes),
+        tuple(tensor.stride(at[a]) if a in at else 0 for a in axes),
+        tuple(a in at for a in axes),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +139,18 @@ class Lanes:
         return [strides[group[-1]] if group else 0 for group in self.groups]
 
 
-def lay_out(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Lanes:
-    """Innermost is the axis that most tensors are contiguous along; neighbours collapse if they can."""
-    axes = [i for i, size in enumerate(shape) if size != 1]
+def lay_out(
+    shape: Sequence[int],
+    strides: Sequence[Sequence[int]],
+    *,
+    held: int | None = None,
+    first: int | None = None,
+) -> Lanes:
+    """Innermost is the axis that most tensors are contiguous along; neighbours collapse if they can.
+
+    The `held` axis is in no group; the `first` one is a group of its own, the outermost.
+    """
+    axes = [i for i, size in enumerate(shape) if size != 1 and i not in {held, first}]
     axes.sort(key=lambda i: (sum(s[i] == 1 for s in strides), -sum(abs(s[i]) for s in strides)))
     groups: list[list[int]] = []
     for axis in axes:
@@ -95,4 +159,5 @@ def lay_out(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Lanes:
         else:
             groups.append([axis])
     found = tuple(tuple(group) for group in groups) or ((),)
+    found = found if first is None else ((first,), *found)
     return Lanes(found, tuple(prod(shape[i] for i in group) for group in found))

@@ -1,33 +1,43 @@
-"""One kernel launch: its views by name, and how they become arguments."""
+"""One kernel launch: its views by name, how they become arguments, and the sums that follow it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from typing import Any, Self
 
 import torch
 
 from scanforge import dtypes
-from scanforge.emit.ordered_tile import Form, Kernel
-from scanforge.plan import Tile, tile_plan
+from scanforge.emit.form import CHUNK_AXIS, Form, Kernel
+from scanforge.plan import Held, Keep, Tile, tile_plan
 from scanforge.views import Lanes, View, lay_out
 
+Tensor = torch.Tensor
 Views = dict[str, View]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Packed sequences: where each begins and ends, and where its rows of kept states begin."""
+
+    steps: Tensor  # [sequences + 1]
+    kept: Tensor  # [sequences]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a kernel reads and writes: views over time, and views of states over lanes alone."""
 
+    axes: tuple[str, ...]  # the lane axes, as the dimensions of all views stand
     inputs: Views
     outputs: Views
     starts: Views
     ends: Views
     kept: Views  # over tiles instead of time
+    bounds: Bounds | None = None
 
     def over_time(self, change: Callable[[View], View], kept: Callable[[View], View]) -> Self:
         """The same work with its views over time changed."""
@@ -41,7 +51,8 @@ class Work:
 
     def chunked(self, count: int) -> Self:
         """All of its time in chunks."""
-        return self.over_time(lambda v: v.chunks(count), lambda v: v.chunks(count))
+        cut = self.over_time(lambda v: v.chunks(count), lambda v: v.chunks(count))
+        return replace(cut, axes=(CHUNK_AXIS, *self.axes))
 
     def flipped(self) -> Self:
         """Right to left; what is kept stays in the order of processing."""
@@ -52,12 +63,17 @@ class Work:
         """The length of time."""
         return next(iter((self.inputs | self.outputs).values())).shape[0]
 
-    def lanes(self) -> Lanes:
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the lane axes."""
+        return next(iter((self.inputs | self.outputs).values())).shape[1:]
+
+    def lanes(self, held: Held) -> Lanes:
         """The layout of the lane axes."""
         over_time = [*self.inputs.values(), *self.outputs.values(), *self.kept.values()]
         states = [*self.starts.values(), *self.ends.values()]
         strides = [v.strides[1:] for v in over_time] + [v.strides for v in states]
-        return lay_out(over_time[0].shape[1:], strides)
+        at = self.axes.index(held.axis) if held.axis else None
+        return lay_out(self.shape(), strides, held=at, first=0 if self.bounds else None)
 
     def int_type(self) -> str:
         """The type that ints are computed in."""
@@ -66,52 +82,134 @@ class Work:
         return dtypes.name(dtypes.computed_int(dtypes.promoted(ints, torch.int64)))
 
 
+Make = Callable[[Form], tuple[Kernel, Any]]
+
+
 def launch(
-    make: Callable[[Form], tuple[Kernel, Any]],
-    work: Work,
-    computed: torch.dtype,
-    *,
-    rows: int = 0,
-    spacing: int = 0,
+    make: Make, work: Work, computed: torch.dtype, held: Held, *, rows: int = 0, keep: Keep | None = None
 ) -> None:
-    """Choose the tile, make the kernel, call it. `rows` forces R, as what was kept decides it."""
-    lanes = work.lanes()
-    items = tuple(v.tensor.element_size() for v in work.inputs.values())
-    plan = partial(tile_plan, work.steps, lanes.inner, prod(lanes.outer), items, backward=bool(rows))
-    tile = plan(rows=rows)
-    if spacing > tile.rows:  # a tile holds whole spacings
-        tile = plan(rows=spacing)
-    form = Form(tile.rows, len(lanes.outer), dtypes.name(computed), work.int_type(), spacing)
-    kernel, function = make(form)
-    call(function, kernel, work, tile, lanes)
+    """Choose the tile, make the kernel, call it. `rows` forces a backward kernel's R, as what was kept decides it.
+
+    Outputs without time are added to what is there, since a call may be several launches.
+    """
+    lanes = work.lanes(held)
+    inner = {work.axes[i] for i in lanes.groups[-1]} or {a for a in work.axes if a != held.axis}
+    form = Form(
+        rows=0,
+        outer=len(lanes.outer),
+        float_type=dtypes.name(computed),
+        int_type=work.int_type(),
+        inner=tuple(sorted(inner)),
+        grid=tuple(tuple(work.axes[i] for i in group) for group in lanes.groups[:-1]),
+        held=held.axis,
+        entries=held.entries,
+        group=held.group,
+        spacing=keep.spacing if keep else 0,
+        sparse=keep is not None and keep.refill > 0,
+        packed=work.bounds is not None,
+    )
+    tile = _tile(work, lanes, held, rows=rows, least=keep.spacing if keep and not keep.refill else 0)
+    kernel, function = make(replace(form, rows=tile.rows))
+    if any(r.timed and not r.inner for r in kernel.outputs):
+        tile = replace(tile, lanes=32)  # a warp adds up its lanes
+    sums = [_Sum.of(work, n, lanes, tile, computed) for n in work.outputs]
+    placed = replace(work, outputs={n: s.view for n, s in zip(work.outputs, sums, strict=True)})
+    call(function, kernel, placed, tile, lanes, held, computed)
+    for s in sums:
+        s.settle()
 
 
-def call(function: Any, kernel: Kernel, work: Work, tile: Tile, lanes: Lanes) -> None:
+def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int) -> Tile:
+    """A tile that holds whole spacings of what is kept: of `least` so many rows."""
+    inner = lanes.groups[-1]
+    items = tuple(
+        v.tensor.element_size() for v in work.inputs.values() if v.has[0] and any(v.has[1 + i] for i in inner)
+    )
+    down, steps = bool(rows), work.steps
+    if held.axis:
+        return Tile(rows or max(held.rows, least), held.lanes, held.stages)
+    tile = tile_plan(steps, lanes.inner, prod(lanes.outer), items or (4,), backward=down, rows=rows)
+    if tile.rows < least:
+        tile = tile_plan(steps, lanes.inner, prod(lanes.outer), items or (4,), backward=down, rows=least)
+    return tile
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Where a kernel writes an output: in place if it has all groups of lanes, else in parts, to be added up."""
+
+    target: View
+    view: View
+    order: tuple[int, ...]  # the dimensions that the target has, as they stand in the parts
+    parts: Tensor | None
+    add: bool
+
+    @classmethod
+    def of(cls, work: Work, name: str, lanes: Lanes, tile: Tile, computed: torch.dtype) -> Self:
+        """The place of an output."""
+        target = work.outputs[name]
+        lacking = [
+            g for g, axes in enumerate(lanes.groups) if axes and not any(target.has[1 + i] for i in axes)
+        ]
+        add = not target.has[0]
+        if not lacking and not add:
+            return cls(target, target, (), None, False)
+        sizes = list(lanes.sizes)
+        sizes[-1] = -(-lanes.inner // tile.lanes)
+        own = [i for i, has in enumerate(target.has) if has]
+        order = tuple(sorted(own, key=lambda i: -abs(target.strides[i])))
+        shape = [sizes[g] for g in lacking] + [target.shape[i] for i in order]
+        dtype = computed if target.tensor.is_floating_point() else target.tensor.dtype
+        parts = target.tensor.new_empty(shape, dtype=dtype)
+        strides = [0] * len(target.shape)
+        for k, i in enumerate(order):
+            strides[i] = parts.stride(len(lacking) + k)
+        for k, g in enumerate(lacking):
+            strides[1 + lanes.groups[g][-1]] = parts.stride(k)
+        return cls(target, replace(target, tensor=parts, offset=0, strides=tuple(strides)), order, parts, add)
+
+    def settle(self) -> None:
+        """Add the parts up, always in the same order."""
+        if self.parts is not None:
+            lead = self.parts.ndim - len(self.order)
+            total = self.parts.sum(list(range(lead))) if lead else self.parts
+            self.target.take(total, self.order, add=self.add)
+
+
+def call(
+    function: Any, kernel: Kernel, work: Work, tile: Tile, lanes: Lanes, held: Held, computed: torch.dtype
+) -> None:
     """Turn views into the kernel's arguments, in the order of its signature."""
-    over_time = {f"in_{n}": work.inputs[n] for n in kernel.inputs}
-    over_time |= {f"out_{n}": work.outputs[n] for n in kernel.outputs}
-    states = {f"start_{n}": work.starts[n] for n in kernel.starts}
-    states |= {f"end_{n}": work.ends[n] for n in kernel.ends}
-    kept = {f"kept_{n}": work.kept[n] for n in kernel.kept}
-    views = over_time | states | kept
-    strides = {n: lanes.strides(v.strides if n in states else v.strides[1:]) for n, v in views.items()}
-    constants = {f"st_{n}": v.strides[0] for n, v in over_time.items()}
-    constants |= {f"sd_{n}": s[-1] for n, s in strides.items()}
+    of = {"in": work.inputs, "out": work.outputs, "start": work.starts, "end": work.ends, "kept": work.kept}
+    tensors = kernel.tensors()
+    views = {t: of[t.partition("_")[0]][room.name] for t, room in tensors}
+    rooms = dict(tensors)
+    over_lanes = {
+        t: v.strides if t.startswith(("start_", "end_")) else v.strides[1:] for t, v in views.items()
+    }
+    strides = {t: lanes.strides(s) for t, s in over_lanes.items()}
+    constants: dict[str, int] = {f"sd_{t}": s[-1] for t, s in strides.items()}
+    timed = [t for t, r in tensors if r.timed and t.startswith(("in_", "out_"))]
+    constants |= {f"st_{t}": views[t].strides[0] for t in timed}
+    if held.axis:
+        at = work.axes.index(held.axis)
+        constants |= {f"sn_{t}": s[at] for t, s in over_lanes.items() if rooms[t].held}
     first = next(iter(views.values())).tensor
+    bounds = (work.bounds.steps, work.bounds.kept) if work.bounds else ()
     blocks = -(-lanes.inner // tile.lanes)
     with _device(first):
         function[(blocks * prod(lanes.outer),)](
             *(v.pointer() for v in views.values()),
-            work.steps, lanes.inner, *lanes.outer, *(v.strides[0] for v in kept.values()),
-            *(s for found in strides.values() for s in found[:-1]), **constants,
-            BD=tile.lanes, NS=tile.stages, MASKED=lanes.inner % tile.lanes != 0, FENCE=_fence(first),
+            work.steps, lanes.inner, *lanes.outer, *(work.kept[r.name].strides[0] for r in kernel.kept),
+            *bounds, *(s for found in strides.values() for s in found[:-1]), **constants,
+            BD=tile.lanes, NS=tile.stages, MASKED=lanes.inner % tile.lanes != 0, FENCE=_fence(first, computed),
             num_warps=max(1, tile.lanes // 32),
         )  # fmt: skip
 
 
-def _fence(tensor: torch.Tensor) -> bool:
-    """The warp fence is inline assembly of NVIDIA's."""
-    return tensor.is_cuda and torch.version.cuda is not None
+def _fence(tensor: torch.Tensor, computed: torch.dtype) -> bool:
+    """Warp fences and shuffles are inline assembly of NVIDIA's, on 32 bits."""
+    return tensor.is_cuda and torch.version.cuda is not None and computed == torch.float32
 
 
 def _device(tensor: torch.Tensor) -> AbstractContextManager[Any]:

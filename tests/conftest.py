@@ -1,6 +1,8 @@
-"""What every suite shares: one thread, so that workers do not fight for cores, and the GPU's mark."""
+"""What every suite shares: one thread, so that workers do not fight for cores, a cache, the GPU's mark."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
@@ -8,6 +10,12 @@ import torch
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Laws that a test has bent must not be kept for anybody, nor what a user has kept be believed."""
+    os.environ["SCANFORGE_CACHE"] = str(tmp_path_factory.mktemp("scanforge") / "cache")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -170,8 +170,8 @@ class Tiles:
         def tile_plan(*_: Any, rows: int = 0, **__: Any) -> Tile:
             return Tile(rows or self.rows, self.lanes, self.stages)
 
-        def spacing_of(*_: Any) -> int:
-            return self.spacing
+        def spacing_of(_: Any, steps: int) -> int:
+            return min(self.spacing, 1 << max(steps, 1).bit_length() - 1)
 
         for function in (tile_plan, spacing_of):
             planned = getattr(plan, function.__name__)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from scanforge.ir.primitives import primitive
 from scanforge.ir.program import Line, Program, fresh
+from scanforge.prune import drop_guards
 
 WIDTH = 50  # an expression longer than this gets a name
 _CALL = (
@@ -38,7 +39,7 @@ class Folder:
     """Writes a program's lines in order. Subclasses say how names, numbers and primitives are spelt."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
+        program = self.program = drop_guards(program)
         self.variables = program.variables()
         self.numbers = program.constants()
         self.uses = Counter(

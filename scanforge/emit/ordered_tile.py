@@ -5,48 +5,31 @@ split out of the tile, so that each thread holds whole rows of its own lane; the
 order. It needs `apply` only. A forward kernel walks up. A backward kernel walks down: its scan is the
 adjoint, and where that reads the state before the step, the tile is run again from the state at the tile's
 first row, which the forward kernel stored. Rows that fill no tile are walked one by one, last in time.
+
+One axis of the state may be held: all its entries lie in one thread's registers, so that a sum over it needs
+no other thread, and the step is cut by what each line depends on (schedule.stages).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
+from scanforge.emit.form import Form, Kernel, Room, input_rooms, output_room, state_room
+from scanforge.emit.frame import Frame
+from scanforge.emit.rows import lane_sums, shuffles
 from scanforge.emit.triton_maths import helpers
 from scanforge.emit.triton_text import function
+from scanforge.emit.walk import Walk, before_name, state_name
 from scanforge.ir.program import Program
-from scanforge.ir.scan import Scan, before
+from scanforge.ir.scan import Scan, State
 from scanforge.prune import drop_dead
-from scanforge.schedule import next_state, step_program
+from scanforge.schedule import first, next_state, settled, stages, step_program
 
 _FENCE = (
     'tl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [{0}], '
     "dtype=tl.float32, is_pure=False, pack=1)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A kernel's text and how to call it: the names of its tensors in order."""
-
-    source: str
-    inputs: tuple[str, ...]  # [T, lanes], any strides
-    starts: tuple[str, ...]  # [lanes], the states before the first step
-    outputs: tuple[str, ...]  # [T, lanes]
-    ends: tuple[str, ...]  # [lanes]
-    kept: tuple[str, ...]  # [T // spacing + T % spacing, lanes], written by forward, read by backward
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What the text of a kernel is specialised for."""
-
-    rows: int  # R, a power of two
-    outer: int  # lane axes beside the innermost
-    float_type: str  # float32 | float64
-    int_type: str
-    spacing: int = 0  # a forward kernel keeps the states before every so many rows; 0: none
 
 
 def forward_kernel(scan: Scan, form: Form) -> Kernel:
@@ -61,224 +44,300 @@ def backward_kernel(adjoint: Scan, step: Program, primal: Scan, form: Form) -> K
 
 class _Writer:
     def __init__(self, scan: Scan, step: Program, form: Form, primal: Scan | None) -> None:
-        self.scan, self.step, self.form, self.primal = scan, step, form, primal
-        self.down = primal is not None
-        rerun = {i.name for i in scan.inputs if i.role == "state_before"} if primal else set()
-        self.rerun_states = [s.name for s in primal.states] if primal and rerun else []
-        read = [i.name for i in scan.inputs if i.name not in rerun]
-        if self.rerun_states and primal:
+        self.scan, self.form, self.down = scan, form, primal is not None
+        within = frozenset([form.held] if form.held else [])
+        step = settled(scan, step, within)
+        again = {i.name for i in scan.inputs if i.role == "state_before"} if primal else set()
+        rerun_states: tuple[State, ...] = primal.states if primal and again else ()
+        read = [i.name for i in scan.inputs if i.name not in again]
+        if rerun_states and primal:
             read += [i.name for i in primal.inputs if i.name not in read]
-        kinds = {i.name: i.kind for i in (*scan.inputs, *(primal.inputs if primal else ()))}
-        self.inputs = {name: kinds[name] for name in read}
-        self.states = [s.name for s in scan.states]
-        self.outputs = [o.name for o in scan.outputs]
-        forward_kept = self.states if form.spacing else []
-        self.kept = self.rerun_states if self.down else forward_kept
+        seen = tuple(state_room(form, s) for s in rerun_states)
+        own = tuple(state_room(form, s) for s in scan.states)
+        forward_kept = own if form.spacing else ()
+        self.shape = Kernel(
+            "",
+            input_rooms(form, [scan, *([primal] if primal else [])], read),
+            tuple(output_room(form, o) for o in scan.outputs),
+            own,
+            own,
+            seen if self.down else forward_kept,
+        )
+        self.frame = Frame(self.shape, form, down=self.down)
+        made = stages(step, form.held)
+        assert made is not None, f"{scan.name}: the plan holds {form.held}, whose entries depend on a sum"
+        self.walk = Walk(made, self.shape, form, own, seen)
+        self.rerun = None
+        if rerun_states and primal:
+            again_stages = stages(settled(primal, _states_only(primal), within), form.held)
+            assert again_stages is not None, f"{primal.name}: its states depend on a sum over {form.held}"
+            self.rerun = Walk(again_stages, self.shape, form, seen, seen, rerun=True)
+        self.firsts = [v.name for v in step.inputs if v.name.startswith(first(""))]
 
     def kernel(self) -> Kernel:
         parts = [_HEAD.format(name=self.scan.name, FLOAT=self.form.float_type, INT=self.form.int_type)]
-        functions = [function(self.step, "step", "One step: the states after it, and the outputs.")]
-        if self.rerun_states and self.primal:
-            functions.append(function(_states_only(self.primal), "rerun", "One step of the forward pass."))
-        text = "\n\n".join(functions)
+        walks = [self.walk, *([self.rerun] if self.rerun else [])]
+        text = "\n\n".join(function(p, name, doc) for w in walks for p, name, doc in w.functions())
+        body = self.body()
         prelude = helpers(text)
-        parts += [prelude] * bool(prelude) + [text, self.body()]
-        return Kernel(
-            "\n\n".join(p.strip("\n") + "\n" for p in parts),
-            tuple(self.inputs), tuple(self.states), tuple(self.outputs), tuple(self.states), tuple(self.kept),
-        )  # fmt: skip
+        sums = "\n\n".join(lane_sums(1 << k) for k in range(6) if f"lane_sums{1 << k}(" in body)
+        parts += [x for x in (shuffles(sums), sums, prelude, text) if x] + [body]
+        return replace(self.shape, source="\n\n".join(p.strip("\n") + "\n" for p in parts))
 
     def body(self) -> str:
-        lines = [*self.signature(), *self.addresses(), *self.start()]
+        f = self.frame
+        lines = [*f.signature(), *f.addresses()]
+        lines += [f"    {x}" for x in f.load_states("start", state_name, "at_")]
+        lines += f.untimed()
+        lines += [f"    {self.first_entry(name)}" for name in self.firsts]
+        for w in (self.walk, self.rerun):
+            if w:
+                lines += [f"    {x}" for x in w.call("once", 0)]
+                lines += [f"    {x}" for n in range(self.form.entries) for x in w.call("once_each", 0, n)]
+        lines += [f"    {x} = tl.zeros([BD], FLOAT)" for x in self.accumulators()]
         sections = [self.tiles(), self.rest()]
         for section in reversed(sections) if self.down else sections:
             lines += section
-        lines += [f"    tl.store(at_end_{s}, {self.state(s)}, mask=mask)" for s in self.states]
+        lines += [f"    {x}" for x in (*self.store_ends(), *self.store_accumulators())]
         return "\n".join(lines) + "\n"
 
-    def state(self, name: str) -> str:
-        return f"x_{name}"
+    def first_entry(self, name: str) -> str:
+        axis = name.removeprefix(first(""))
+        if axis in self.form.inner:
+            return f"{name} = lane == 0"
+        k = next((k for k, group in enumerate(self.form.grid) if axis in group), None)
+        return f"{name} = (lane >= 0)" + ("" if k is None else f" & (o{k} == 0)")
 
-    def over_time(self) -> list[str]:
-        return [f"in_{n}" for n in self.inputs] + [f"out_{n}" for n in self.outputs]
+    # ---- accumulators of outputs without time
 
-    def tensors(self) -> list[str]:
-        """All of them, in the order of the kernel's arguments."""
-        ends = [f"start_{s}" for s in self.states] + [f"end_{s}" for s in self.states]
-        return self.over_time() + ends + [f"kept_{s}" for s in self.kept]
+    def untimed_outputs(self) -> list[Room]:
+        return [r for r in self.shape.outputs if not r.timed]
 
-    def signature(self) -> list[str]:
-        outer = range(self.form.outer)
-        rows = [", ".join(f"ptr_{t}" for t in self.tensors())]
-        rows.append(
-            ", ".join(["T", "LANES", *(f"N{k}" for k in outer), *(f"st_kept_{s}" for s in self.kept)])
-        )
-        rows += [", ".join(f"s{k}_{t}" for k in outer) for t in self.tensors() if outer]
-        rows += [f"st_{t}: tl.constexpr" for t in self.over_time()]
-        rows += [f"sd_{t}: tl.constexpr" for t in self.tensors()]
-        rows.append("BD: tl.constexpr, NS: tl.constexpr, MASKED: tl.constexpr, FENCE: tl.constexpr")
-        plain = ", ".join(f'"{n}"' for n in ("T", *(f"st_kept_{s}" for s in self.kept)))  # never constants
-        head = f"@triton.jit(do_not_specialize=[{plain}])"
-        return [head, "def kernel(", *(f"    {row}," for row in rows), "):"]
+    def accumulators(self) -> list[str]:
+        return [_accumulator(r.name, n) for r in self.untimed_outputs() for n in self.frame.entries(r)]
 
-    def addresses(self) -> list[str]:
-        """The block's lanes, and where each tensor has them at its first step."""
-        lines = [
-            "    blocks = tl.cdiv(LANES, BD)",
-            "    lane = (tl.program_id(0) % blocks) * BD + tl.arange(0, BD)  # [BD]",
-            "    mask = (lane < LANES) if MASKED else None",
-            "    outer = (tl.program_id(0) // blocks).to(tl.int64)",
-        ]
-        rest = "outer"
-        for k in reversed(range(self.form.outer)):
-            lines.append(f"    o{k} = {rest} % N{k}" if k else f"    o0 = {rest}")
-            if k:
-                lines.append(f"    outer{k} = {rest} // N{k}")
-                rest = f"outer{k}"
-        for t in self.tensors():
-            shift = "".join(f" + o{k} * s{k}_{t}" for k in range(self.form.outer))
-            lines.append(f"    at_{t} = ptr_{t}{shift} + lane.to(tl.int64) * sd_{t}  # [BD]")
-        lines.append(f"    tiles = T // {self.form.rows}")
+    def store_accumulators(self) -> list[str]:
+        lines = []
+        for r in self.untimed_outputs():
+            for n in self.frame.entries(r):
+                total, t = _accumulator(r.name, n), f"out_{r.name}"
+                at = f"at_{t}{self.frame.entry(t, n)}"
+                stored = f"to(ptr_{t}.dtype.element_ty)"
+                if r.inner:
+                    lines.append(f"tl.store({at}, {total}.{stored}, mask=mask)")
+                else:
+                    live = f"tl.where(mask, {total}, 0.0) if MASKED else {total}"
+                    lines.append(f"tl.store({at}, tl.sum({live}, 0).{stored})")
         return lines
 
-    def start(self) -> list[str]:
-        return [f"    {self.state(s)} = tl.load(at_start_{s}, mask=mask)" for s in self.states]
+    def store_ends(self) -> list[str]:
+        return [
+            f"tl.store(at_end_{r.name}{self.frame.entry(f'end_{r.name}', n)}, {state_name(r.name, n)}, mask=mask)"
+            for r in self.shape.ends
+            for n in self.frame.entries(r)
+        ]
+
+    # ---- the loop over whole tiles
 
     def tiles(self) -> list[str]:
-        """The loop over whole tiles."""
-        r = self.form.rows
-        lines = [f"    row = tl.arange(0, {r}).to(tl.int64)  # [R]"]
-        last = "(tiles - 1).to(tl.int64)"
-        for t in self.over_time():
-            at = f"at_{t} + {last} * {r} * st_{t}" if self.down else f"at_{t}"
-            if t.startswith("in_"):
-                lines.append(f"    tile_{t} = ({at})[None, :] + row[:, None] * st_{t}  # [R, BD]")
-            else:
-                lines.append(f"    tile_{t} = {at}  # [BD]")
-        for s in self.kept:
-            lines.append(
-                f"    tile_kept_{s} = at_kept_{s}" + (f" + {last} * st_kept_{s}" if self.down else "")
-            )
-        lines.append("    for _ in tl.range(0, tiles, num_stages=NS):")
-        lines += [f"        {line}" for line in self.tile_body()]
-        sign, passed = ("-", 1) if self.down else ("+", r // (self.form.spacing or r))
-        lines += [f"        tile_{t} {sign}= {r} * st_{t}" for t in self.over_time()]
-        lines += [f"        tile_kept_{s} {sign}= {passed} * st_kept_{s}.to(tl.int64)" for s in self.kept]
+        f, r = self.frame, self.form.rows
+        lines = [*f.tile_pointers(), "    for tile in tl.range(0, tiles, num_stages=NS):"]
+        body = f.load_tiles()
+        body += self.load_kept("tile_") if self.down else []
+        body += self.fence()
+        body += self.rows(r, lambda t, i: f"tile_{t} + {i} * st_{t}")
+        passed = 1 if self.down else r // (self.form.spacing or r)
+        return lines + [f"        {x}" for x in (*body, *f.advance("tile", r, passed))]
+
+    def load_kept(self, at: str) -> list[str]:
+        return self.frame.load_states("kept", lambda s, n: before_name(s, 0, n), at)
+
+    def fence(self) -> list[str]:
+        """Results wait until what is in shared memory has been read."""
+        carried = [state_name(r.name, 0 if r.held else None) for r in self.shape.starts if r.kind == "float"]
+        if not carried or self.form.float_type != "float32":
+            return []
+        return ["if FENCE:", f"    {carried[0]} = {_FENCE.format(carried[0])}"]
+
+    def rows(self, count: int, place: Callable[[str, int], str]) -> list[str]:
+        """The rows of a tile, in the order of walking."""
+        order = list(reversed(range(count))) if self.down else list(range(count))
+        lines: list[str] = []
+        ahead = not self.carries_alone()
+        if ahead:
+            lines += [x for i in order for x in self.walk.call("ahead", i)]
+            lines += [
+                x for i in range(count - 1) for x in (self.rerun.call("ahead", i) if self.rerun else [])
+            ]
+        groups = self.groups(ahead)
+        for entries in groups:
+            lines += self.run_again(count, entries, ahead=ahead)
+            for i in order:
+                if not ahead:
+                    lines += self.walk.call("ahead", i)
+                lines += self.keep(i, entries) if not self.down else []
+                for n in entries:
+                    lines += self.walk.call("each", i, n if self.form.held else None)
+                lines += self.walk.add(i, entries, begin=entries is groups[0])
+                lines += self.put("each", i, entries, place)
+                if len(groups) == 1:
+                    lines += [*self.walk.call("behind", i), *self.put("ahead", i, [], place)]
+                    lines += self.put("behind", i, [], place)
+            lines += self.put_lane_sums("each", order, entries, place)
+        for i in order if len(groups) > 1 else []:
+            lines += [
+                *self.walk.call("behind", i),
+                *self.put("ahead", i, [], place),
+                *self.put("behind", i, [], place),
+            ]
+        return lines + [x for p in ("ahead", "behind") for x in self.put_lane_sums(p, order, [], place)]
+
+    def carries_alone(self) -> bool:
+        """Whether a state is stepped outside `each`, so that a row's parts must run in one go."""
+        walks = [self.walk, *([self.rerun] if self.rerun else [])]
+        return any(
+            next_state(s) in w.results[p] for w in walks for s in w.states for p in ("ahead", "behind")
+        )
+
+    def groups(self, ahead: bool) -> list[list[int]]:
+        """The entries of the held axis that are walked together."""
+        every = list(range(self.form.entries))
+        size = self.form.group if ahead and self.down else len(every)
+        return [every[k : k + size] for k in range(0, len(every), size)]
+
+    def run_again(self, count: int, entries: list[int], *, ahead: bool) -> list[str]:
+        """The states before the rows of the tile."""
+        lines: list[str] = []
+        for i in range(count - 1) if self.rerun else ():
+            assert self.rerun
+            lines += [] if ahead else self.rerun.call("ahead", i)
+            for n in entries:
+                lines += self.rerun.call("each", i, n if self.form.held else None)
+            lines += self.rerun.add(i, entries, begin=True) if self.rerun.results["behind"] else []
+            lines += self.rerun.call("behind", i)
         return lines
 
-    def tile_body(self) -> list[str]:
-        r = self.form.rows
-        lines = [
-            f"in_{n} = tl.load(tile_in_{n}, mask=mask[None, :] if MASKED else None)  # [R, BD]"
-            for n in self.inputs
+    def keep(self, i: int, entries: Iterable[int]) -> list[str]:
+        """Store the states before a row from which a backward kernel starts a tile."""
+        spacing, r = self.form.spacing, self.form.rows
+        if not self.shape.kept or i % spacing:
+            return []
+        if self.form.sparse:  # at the first row of some tiles
+            due = f"(tile % {spacing // r} == 0)"
+            mask, at = (
+                f"mask & {due} if MASKED else {due}",
+                f"at_kept_{{0}} + tile // {spacing // r}",
+            )
+        else:
+            mask, at = "mask", f"tile_kept_{{0}} + {i // spacing}"
+        return [
+            f"tl.store({at.format(k.name)} * st_kept_{k.name}.to(tl.int64){self.frame.entry(f'kept_{k.name}', n)}, "
+            f"{state_name(k.name, n)}, mask={mask})"
+            for k in self.shape.kept
+            for n in self.frame.entries(k)
         ]
-        lines += [f"before0_{s} = tl.load(tile_kept_{s}, mask=mask)  # [BD]" for s in self.kept if self.down]
-        for n in self.inputs:
-            lines += _split_rows(f"in_{n}", r)
-        carried = [self.state(s.name) for s in self.scan.states if s.kind == "float"]
-        if carried and self.form.float_type == "float32":
-            lines += ["if FENCE:", f"    {carried[0]} = {_FENCE.format(carried[0])}"]
-        for i in range(r - 1) if self.rerun_states else ():
-            now = [f"before{i}_{s}" for s in self.rerun_states]
-            after = ", ".join(f"before{i + 1}_{s}" for s in self.rerun_states)
-            rows = [self.row(n, i) for n in self.rerun_inputs()]
-            lines.append(f"{after} = rerun({', '.join([*rows, *now])})")
-        for i in reversed(range(r)) if self.down else range(r):
-            if self.kept and not self.down and i % self.form.spacing == 0:
-                lines += [
-                    f"tl.store(tile_kept_{s} + {i // self.form.spacing} * st_kept_{s}.to(tl.int64), "
-                    f"{self.state(s)}, mask=mask)"
-                    for s in self.kept
-                ]
-            lines += self.one_step(partial(self.row, i=i), i, partial(_tile_row, i=i))
+
+    # ---- outputs of a row
+
+    def outputs_of(self, part: str) -> list[Room]:
+        return [r for r in self.shape.outputs if r.name in self.walk.results[part]]
+
+    def put(self, part: str, i: int, entries: list[int], place: Callable[[str, int], str]) -> list[str]:
+        """Store a row's outputs, or add them to what is stored at the end."""
+        lines = []
+        for r in self.outputs_of(part):
+            for n in entries if self.walk.per_entry(part) else [None]:
+                value, t = self.walk.result(part, r.name, i, n), f"out_{r.name}"
+                if not r.timed:
+                    lines.append(f"{_accumulator(r.name, n)} += {value}")
+                elif r.inner:
+                    at = f"{place(t, i)}{self.frame.entry(t, n if r.held else None)}"
+                    lines.append(f"tl.store({at}, {value}.to(ptr_{t}.dtype.element_ty), mask=mask)")
         return lines
+
+    def put_lane_sums(
+        self, part: str, rows: list[int], entries: list[int], place: Callable[[str, int], str]
+    ) -> list[str]:
+        """Store the sums over lanes of some rows and entries, as many at a time as a warp has lanes."""
+        lines: list[str] = []
+        for r in self.outputs_of(part):
+            if not r.timed or r.inner:
+                continue
+            own: list[int | None] = [*entries] if self.walk.per_entry(part) else [None]
+            together = max(32 // len(own), 1)  # rows
+            for k in range(0, len(rows), together):
+                cells = [(i, n) for i in sorted(rows)[k : k + together] for n in own]
+                lines += self.lane_sums(part, r, cells, place)
+        return lines
+
+    def lane_sums(
+        self, part: str, r: Room, cells: list[tuple[int, int | None]], place: Callable[[str, int], str]
+    ) -> list[str]:
+        t, count = f"out_{r.name}", 1 << (len(cells) - 1).bit_length()
+        values = [self.walk.result(part, r.name, i, n) for i, n in cells]
+        values = [f"(tl.where(mask, {v}, 0.0) if MASKED else {v})" for v in values]
+        values += ["tl.zeros([BD], FLOAT)"] * (count - len(cells))
+        (i0, n0), per = cells[0], 32 // count
+        entries = len({n for _, n in cells})
+        which = f"thread // {per}" if per > 1 else "thread"
+        lines = [f"sums = lane_sums{count}({', '.join(values)}, thread, FENCE)", f"which = {which}"]
+        row, entry = (
+            (f"which // {entries}", f" + (which % {entries}) * sn_{t}") if n0 is not None else ("which", "")
+        )
+        at = f"{place(t, i0)}{self.frame.entry(t, n0)} + ({row}) * st_{t}{entry}"
+        live = f"(thread % {per} == 0) & (which < {len(cells)})"
+        return [*lines, f"tl.store({at}, sums, mask={live})"]
+
+    # ---- the loop over the rows that fill no tile: the last ones in time
 
     def rest(self) -> list[str]:
-        """The loop over the rows that fill no tile: the last ones in time."""
-        r = self.form.rows
+        f, r = self.frame, self.form.rows
         lines = [f"    rest = T - tiles * {r}"]
-        first = "(T - 1)" if self.down else f"(tiles * {r})"
-        for t in self.over_time():
-            lines.append(f"    row_{t} = at_{t} + {first}.to(tl.int64) * st_{t}  # [BD]")
+        start = "(T - 1)" if self.down else f"(tiles * {r})"
+        lines += [f"    row_{t} = at_{t} + {start}.to(tl.int64) * st_{t}" for t in f.timed]
         if self.down:
             last = "(tiles + rest - 1).to(tl.int64)"
-            lines += [f"    row_kept_{s} = at_kept_{s} + {last} * st_kept_{s}" for s in self.kept]
+            lines += [
+                f"    row_kept_{k.name} = at_kept_{k.name} + {last} * st_kept_{k.name}"
+                for k in self.shape.kept
+            ]
         lines.append("    for t in range(0, rest):")
-        body = [f"in_{n} = tl.load(row_in_{n}, mask=mask)  # [BD]" for n in self.inputs]
-        body += self.kept_row()
-        body += self.one_step(lambda n: self.cast(f"in_{n}", self.inputs[n]), 0, lambda t: f"row_{t}")
-        sign = "-" if self.down else "+"
-        body += [f"row_{t} {sign}= st_{t}" for t in self.over_time()]
-        return lines + [f"        {line}" for line in body]
+        body = f.load_row()
+        body += self.load_kept("row_") if self.down else self.keep_row()
+        body += self.without_keeping().rows(1, lambda t, _: f"row_{t}")
+        return lines + [f"        {x}" for x in (*body, *f.advance("row", 1, 1))]
 
-    def kept_row(self) -> list[str]:
-        """A row of the rest: load the state before it, or store it where the backward kernel looks for it."""
-        if self.down:
-            loads = [f"before0_{s} = tl.load(row_kept_{s}, mask=mask)  # [BD]" for s in self.kept]
-            return loads + [f"row_kept_{s} -= st_kept_{s}.to(tl.int64)" for s in self.kept]
-        if not self.kept:
+    def without_keeping(self) -> _Writer:
+        """Itself, for rows whose states `keep_row` stores."""
+        plain = object.__new__(_Writer)
+        plain.__dict__ |= self.__dict__
+        plain.shape = replace(self.shape, kept=self.shape.kept if self.down else ())
+        return plain
+
+    def keep_row(self) -> list[str]:
+        """Store the state before a row of the rest where the backward kernel looks for it."""
+        if not self.shape.kept:
             return []
         spacing = self.form.spacing
-        lines = [
-            f"now = tiles * {self.form.rows} + t",
-            f"whole = T // {spacing} * {spacing}",
-            f"place = tl.where(now < whole, now // {spacing}, T // {spacing} + now - whole).to(tl.int64)",
-            f"if (now >= whole) | (now % {spacing} == 0):",
-        ]
+        lines = [f"now = tiles * {self.form.rows} + t"]
+        if self.form.sparse:
+            lines += [f"at = (now // {spacing}).to(tl.int64)", f"if now % {spacing} == 0:"]
+        else:
+            lines += [
+                f"whole = T // {spacing} * {spacing}",
+                f"at = tl.where(now < whole, now // {spacing}, T // {spacing} + now - whole).to(tl.int64)",
+                f"if (now >= whole) | (now % {spacing} == 0):",
+            ]
         return lines + [
-            f"    tl.store(at_kept_{s} + place * st_kept_{s}, {self.state(s)}, mask=mask)" for s in self.kept
+            f"    tl.store(at_kept_{r.name} + at * st_kept_{r.name}{self.frame.entry(f'kept_{r.name}', n)}, "
+            f"{state_name(r.name, n)}, mask=mask)"
+            for r in self.shape.kept
+            for n in self.frame.entries(r)
         ]
 
-    def one_step(self, read: Callable[[str], str], i: int, place: Callable[[str], str]) -> list[str]:
-        """The step at one row, and the stores of its outputs."""
-        args = []
-        for v in self.step.inputs:
-            if v.name in self.inputs:
-                args.append(read(v.name))
-            elif any(v.name == before(s) for s in self.states):
-                args.append(self.state(v.name.removeprefix("previous_")))
-            else:
-                args.append(f"before{i}_{v.name.removeprefix('previous_')}")
-        results = {next_state(s): self.state(s) for s in self.states} | {o: f"out_{o}" for o in self.outputs}
-        named = [results[name] for name, _ in self.step.outputs]
-        lines = [f"{', '.join(named)} = step({', '.join(args)})"]
-        for o in self.outputs:
-            lines.append(
-                f"tl.store({place(f'out_{o}')}, out_{o}.to(ptr_out_{o}.dtype.element_ty), mask=mask)"
-            )
-        return lines
 
-    def rerun_inputs(self) -> list[str]:
-        return [i.name for i in self.primal.inputs] if self.primal else []
-
-    def row(self, name: str, i: int) -> str:
-        return self.cast(f"row{i}_in_{name}", self.inputs[name])
-
-    def cast(self, name: str, kind: str) -> str:
-        return {"float": f"{name}.to(FLOAT)", "int": f"{name}.to(INT)", "bool": name}[kind]
-
-
-def _tile_row(tensor: str, i: int) -> str:
-    return f"tile_{tensor} + {i} * st_{tensor}"
-
-
-def _split_rows(name: str, rows: int) -> list[str]:
-    """Rows `row0_name`, `row1_name`, ... of a tile: each split separates the lowest bit that is left."""
-    if rows == 1:
-        return [f"row0_{name} = tl.reshape({name}, [BD])"]
-    halvings = rows.bit_length() - 1
-    lines = [f"bits_{name} = tl.reshape(tl.permute({name}, (1, 0)), [BD{', 2' * halvings}])"]
-    level = [(f"bits_{name}", 0)]
-    for bit in range(halvings):
-        after = []
-        for text, index in level:
-            last = bit == halvings - 1
-            low, high = index, index + (1 << bit)
-            names = [f"row{i}_{name}" if last else f"half{bit}_{i}_{name}" for i in (low, high)]
-            lines.append(f"{names[0]}, {names[1]} = tl.split({text})")
-            after += [(names[0], low), (names[1], high)]
-        level = after
-    return lines
+def _accumulator(name: str, n: int | None) -> str:
+    return f"total_{name}" if n is None else f"total{n}_{name}"
 
 
 def _states_only(scan: Scan) -> Program:

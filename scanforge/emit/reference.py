@@ -120,7 +120,7 @@ def _LOOP(scan: Scan, names: _Names) -> list[str]:  # noqa: N802 - skeletons are
         f"        {_tuple(names.states)} = apply({', '.join([*names.rows, *names.states])})",
     ]
     for s, x, initial, after, _ in of_state:
-        if not _spans(scan, s.name):
+        if not _reads_state(scan, s.name):
             lines.append(f"        {x} = {x}.expand({initial}.shape)")
         lines.append(f"        {after}.append({x})")
     for _, x, _, after, final in of_state:
@@ -130,26 +130,53 @@ def _LOOP(scan: Scan, names: _Names) -> list[str]:  # noqa: N802 - skeletons are
 
 
 def _PARALLEL(scan: Scan, names: _Names) -> list[str]:  # noqa: N802
-    first, elements, leaf = names.initial[0], names.of.local("elements"), names.of.local("leaf")
+    elements, leaf = names.of.local("elements"), names.of.local("leaf")
+    shapes = _shapes_of_leaves(scan, names)
+    whole = [f"torch.broadcast_to({x}, (steps, {n}))" for x, n in zip(names.leaves, shapes, strict=True)]
     lines = [
-        f"    {elements} = [{_tuple(names.leaves)}]",
-        f"    {elements} = [torch.broadcast_to({leaf}, (steps, *{first}.shape)) for {leaf} in {elements}]",
+        f"    {elements} = [",
+        *(f"        {x}," for x in whole),
+        "    ]",
         "    if reverse:",
         f"        {elements} = [{leaf}.flip(0) for {leaf} in {elements}]",
         f"    {_tuple(names.states)} = apply(*prefixes({elements}), {', '.join(names.initial)})",
     ]
-    for s, x, final in zip(scan.states, names.states, names.final, strict=True):
-        if not _spans(scan, s.name):
-            lines.append(f"    {x} = {x}.expand(steps, *{first}.shape)")
+    for s, x, initial, final in zip(scan.states, names.states, names.initial, names.final, strict=True):
+        if not (_reads_state(scan, s.name) and _reads_leaf(scan, s.name)):
+            lines.append(f"    {x} = {x}.expand(steps, *{initial}.shape)")
         lines.append(f"    {final} = {x}[-1]")
     lines += ["    if reverse:"] + [f"        {x} = {x}.flip(0)" for x in names.states]
     return lines
 
 
-def _spans(scan: Scan, state: str) -> bool:
-    """Whether the new state has the state's whole shape by itself, since it depends on a state."""
-    reads = scan.operator.apply.dependencies()[state]
-    return bool(reads & {s.name for s in scan.states})
+def _shapes_of_leaves(scan: Scan, names: _Names) -> list[str]:
+    """The lanes of each leaf once it is composed: its own, and those of the leaves that combine mixes in."""
+    reads = scan.operator.combine.dependencies()  # earlier_<leaf> and later_<leaf>
+    mixes = {n: {r.partition("_")[2] for r in found} for n, found in reads.items()}
+    axes = {leaf.name: set(scan.element.output(leaf.name).axes) for leaf in scan.operator.leaves}
+    for _ in axes:  # until nothing changes
+        axes = {n: own.union(*(axes[m] for m in mixes[n])) for n, own in axes.items()}
+    return [_lanes(scan, names, own) for own in axes.values()]
+
+
+def _lanes(scan: Scan, names: _Names, axes: set[str]) -> str:
+    """The sizes of all lane axes, 1 for those that are not among `axes`, read off the initial states."""
+    for state, initial in zip(scan.states, names.initial, strict=True):
+        if set(state.axes) == axes & set(scan.lanes):
+            return f"*{initial}.shape"
+    owners = dict(zip(names.initial, scan.states, strict=True))
+    sized = {a: next(i for i, s in owners.items() if a in s.axes) for a in scan.lanes if a in axes}
+    return ", ".join(f"{sized[a]}.shape[{k}]" if a in sized else "1" for k, a in enumerate(scan.lanes))
+
+
+def _reads_state(scan: Scan, state: str) -> bool:
+    """Whether the new state depends on a state: it then has a state's whole shape by itself."""
+    return bool(scan.operator.apply.dependencies()[state] & {s.name for s in scan.states})
+
+
+def _reads_leaf(scan: Scan, state: str) -> bool:
+    """Whether the new state depends on the element: if not, no step changes it."""
+    return bool(scan.operator.apply.dependencies()[state] & {x.name for x in scan.operator.leaves})
 
 
 _PREFIXES = '''def prefixes(elements):

@@ -33,6 +33,7 @@ class _TorchFolder(Folder):
     def __init__(self, program: Program) -> None:
         names = [*(v.name for v in program.inputs), *(line.var.name for line in program.lines)]
         self.locals = Locals(names, RESERVED)
+        self.inputs = {v.name for v in program.inputs}
         super().__init__(program)
 
     def name(self, name: str) -> str:
@@ -42,17 +43,31 @@ class _TorchFolder(Folder):
         like = self.like("float")
         return primitive(op).torch.replace("(dtype)", f"({like}.dtype)" if like else "(torch.float64)")
 
+    def results(self) -> list[tuple[str, str]]:
+        """Each output; a number has the shape of what bears its name: a state, an element's leaf."""
+        found = []
+        for output, text in super().results():
+            variable = dict(self.program.outputs)[output]
+            own = next((n for n in (output, f"later_{output}") if n in self.inputs), None)
+            if variable in self.numbers and own is not None:
+                text = f"torch.full_like({self.name(own)}, {literal(self.numbers[variable])})"
+            found.append((output, text))
+        return found
+
     def number(self, name: str, line: Line | None) -> str:
         """A Python number where a tensor beside it decides the dtype, else a tensor of that dtype."""
         kind, value = self.variables[name].kind, literal(self.numbers[name])
         if line is not None and self.takes_literal(line):
             return value
         like = self.like(kind)
-        if like:  # 0-d as an operand, whole as a result
-            return f"{like}.new_full({f'{like}.shape' if line is None else '()'}, {value})"
+        shape = (
+            "()" if line is not None else repr((1,) * len(self.program.axes))
+        )  # as a result it has all axes
+        if like:
+            return f"{like}.new_full({shape}, {value})"
         dtype = {"float": "torch.float64", "int": "torch.int64", "bool": "torch.bool"}[kind]
         device = f", device={self.name(self.program.inputs[0].name)}.device" if self.program.inputs else ""
-        return f"torch.full((), {value}, dtype={dtype}{device})"
+        return f"torch.full({shape}, {value}, dtype={dtype}{device})"
 
     def like(self, kind: str) -> str:
         """An input of this kind."""

@@ -10,7 +10,7 @@ from typing import Any
 from scanforge.errors import TraceError
 from scanforge.ir.primitives import Primitive, primitive
 from scanforge.ir.program import Line, Number, Program, Var, fresh
-from scanforge.ir.typing import broadcast, signature
+from scanforge.ir.typing import axes_of, signature
 from scanforge.ir.value import Value, foreign, location
 
 _FOLDED = frozenset({"add", "sub", "mul", "neg"})  # on numbers alone: derivative rules write p - 1, 2 * 0.5
@@ -54,7 +54,7 @@ class Builder:
             return self.const(row.number(None, *(v.number for v in values)), result)
         if op == "where" and values[0].number is not None:  # a flag of the configuration, say
             return values[1] if values[0].number else values[2]
-        axes = broadcast(self.axes, (v.var.axes for v in values))
+        axes = axes_of(row, self.axes, [v.var.axes for v in values])
         return self._add(op, tuple(v.var.name for v in values), result, axes)
 
     def sum(self, value: Value, over: tuple[str, ...]) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scanforge.ir.primitives import TABLE
 from scanforge.ir.program import Program
 from scanforge.ir.scan import Scan
-from scanforge.ir.typing import broadcast, signature
+from scanforge.ir.typing import axes_of, signature
 
 
 def check_program(program: Program) -> Program:
@@ -30,7 +30,7 @@ def check_program(program: Program) -> Program:
             assert [a.kind for a in args] == list(wanted), (
                 f"{program.name}: {name} has an argument of the wrong kind"
             )
-            axes = broadcast(program.axes, (a.axes for a in args))
+            axes = axes_of(TABLE[line.op], program.axes, [a.axes for a in args])
             assert (line.var.kind, line.var.axes) == (kind, axes), (
                 f"{program.name}: {name} has the wrong type"
             )
@@ -52,6 +52,9 @@ def check_scan(scan: Scan) -> Scan:
     assert [n for n, _ in scan.readout.outputs] == [o.name for o in scan.outputs], (
         f"{scan.name}: other outputs"
     )
+    assert [v.name for v in operator.apply.inputs] == [*leaves, *states], f"{scan.name}: apply's arguments"
+    paired = [f"{when}_{n}" for when in ("earlier", "later") for n in leaves]
+    assert [v.name for v in operator.combine.inputs] == paired, f"{scan.name}: combine's arguments"
     for leaf in operator.leaves:
         assert scan.element.output(leaf.name).kind == leaf.kind, f"{scan.name}: {leaf.name} has another kind"
     for state in operator.states:

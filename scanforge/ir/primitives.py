@@ -24,7 +24,7 @@ class Primitive:
     """One row. `number` takes exact rationals or mpmath numbers (M is mpmath), `sympy` expressions."""
 
     name: str
-    kinds: str  # a rule of typing.py: number, float, compare, logic, select, power, cast
+    kinds: str  # a rule of typing.py: number, float, compare, logic, select, guard, power, cast
     text: str  # as a person writes it
     torch: str
     triton: str  # may call the helpers of emit/triton_maths.py
@@ -118,7 +118,17 @@ _ARITHMETIC = [
               lambda m, c, a, b: a if c else b, lambda s, c, a, b: s.Piecewise((a, c), (b, True)), True, True,
               gate=lambda c, a, b: (None, ((c, False), None), ((c, True), None)),
               doc="The second where the condition holds, else the third; the other branch gets gradient 0."),
-    Primitive("to_float", "cast", "float({0})", "{0}.to(dtype)", "{0}.to(FLOAT)", lambda g, y, x: (None,),
+    Primitive("stop_gradient", "number", "stop_gradient({0})", "{0}.detach()", "({0})",
+              lambda g, y, x: (None,),
+              lambda m, x: x, lambda s, x: x, True,
+              doc="x itself, but what it is made of gets no gradient through it."),
+    # the second as it is; its cotangent is selected to 0 where the first is false, be it NaN
+    Primitive("guard", "guard", "guard({0}, {1})", "{1}", "{1}",
+              lambda g, y, c, x: (None, c.call("where", g, 0.0)),
+              lambda m, c, x: x, lambda s, c, x: x, True,
+              gate=lambda c, x: (None, ((c, False), None))),
+    Primitive("to_float", "cast", "float({0})", "({0}).to(dtype)", "tl.cast({0}, FLOAT)",
+              lambda g, y, x: (None,),
               lambda m, x: x, lambda s, x: x, True),
 ]
 
@@ -141,6 +151,10 @@ _FUNCTIONS = [
               lambda g, y, x: (g / (2.0 * y),),
               lambda m, x: m.sqrt(x), lambda s, x: s.sqrt(x),
               doc="Square root; its slope at 0 is infinite, as torch's."),
+    # sf.sqrt(x, max_slope): the root, whose slope is that at `floor` below it
+    Primitive("capped_sqrt", "float", "sqrt({0}, slope as from {1})", "torch.sqrt({0})", "sqrt({0})",
+              lambda g, y, x, floor: (g * (0.5 * x.call("maximum", floor).call("rsqrt")), None),
+              lambda m, x, floor: m.sqrt(x), lambda s, x, floor: s.sqrt(x)),
     Primitive("rsqrt", "float", "rsqrt({0})", "torch.rsqrt({0})", "rsqrt({0})",
               lambda g, y, x: (-0.5 * g * (y * y * y),),
               lambda m, x: 1 / m.sqrt(x), lambda s, x: 1 / s.sqrt(x),

@@ -19,6 +19,16 @@ from scanforge.ir.program import Line, Number, Program, Var
 TIME, BATCH = "t", "b"
 
 
+def is_batch(axis: str) -> bool:
+    """Whether an axis is `b`, or b2, b3, ...: further batch axes of a call."""
+    return axis == BATCH or (axis.startswith(BATCH) and axis[1:].isdigit())
+
+
+def is_outer(axis: str) -> bool:
+    """Whether an axis is time or a batch: methods see one step of one, so only outputs sum over it."""
+    return axis == TIME or is_batch(axis)
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A component of the element; the identity's value; the domain that samples come from."""
@@ -109,9 +119,14 @@ class Scan:
         """The input of that name."""
         return next(i for i in self.inputs if i.name == name)
 
+    def state(self, name: str) -> State:
+        """The state of that name."""
+        return next(s for s in self.states if s.name == name)
+
     def order(self, axes: Any) -> tuple[str, ...]:
         """These axes, in the order of the scan."""
-        return tuple(a for a in self.axes if a in set(axes))
+        present = set(axes)
+        return tuple(a for a in self.axes if a in present)
 
     def __str__(self) -> str:
         return "\n".join(

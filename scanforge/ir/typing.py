@@ -16,6 +16,11 @@ def broadcast(order: Sequence[str], operands: Iterable[Sequence[str]]) -> tuple[
     return tuple(axis for axis in order if axis in present)
 
 
+def axes_of(row: Primitive, order: Sequence[str], operands: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The axes of a primitive's result. A guard's condition gives it none: it acts on the way back."""
+    return broadcast(order, operands[1:] if row.kinds == "guard" else operands)
+
+
 def common(kinds: Iterable[str]) -> str:
     """The widest kind: float before int before bool."""
     present = set(kinds)
@@ -30,6 +35,8 @@ def signature(row: Primitive, kinds: Sequence[str]) -> tuple[tuple[str, ...], st
     rule, wide = row.kinds, common(kinds)
     if rule == "cast":
         return tuple(kinds), "float"
+    if rule == "guard":
+        return tuple(kinds), kinds[1]
     if rule == "select":
         if kinds[0] != "bool":
             raise TraceError(

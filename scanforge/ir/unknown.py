@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from scanforge.errors import TraceError
+from scanforge.ir.method import current
 from scanforge.ir.primitives import TABLE
 
 _LOGIC = {"and": "logical_and", "or": "logical_or", "not": "logical_not"}
@@ -31,10 +32,6 @@ _SIGNS: dict[str, Callable[..., Any]] = {  # NumPy's names of what Python writes
     "power": operator.pow, "negative": operator.neg, "less": operator.lt, "less_equal": operator.le,
     "greater": operator.gt, "greater_equal": operator.ge, "equal": operator.eq, "not_equal": operator.ne,
 }  # fmt: skip
-DECLARE = (
-    "Declare it: write `w = sf.Element(identity=...)` in the class, use `self.w`, and pass the tensor by "
-    "keyword, as in sf.scan(..., w=tensor)."
-)
 _ONE_LANE = "A value is one lane's number: declare one Element or State for each component."
 
 
@@ -57,6 +54,16 @@ def _internal(module: str) -> bool:
     )
 
 
+def declare() -> str:
+    """What to write for a tensor that a method reads."""
+    line = 'w = sf.Input("d")' if current() else "w = sf.Element(identity=...)"
+    axes = ' (its axes by name, "" for a single number)' if current() else ""
+    return (
+        f"Declare it: write `{line}` in the class{axes}, use `self.w`, and pass the tensor by keyword, as in "
+        "sf.scan(..., w=tensor)."
+    )
+
+
 def foreign(operand: Any) -> str:
     """What to say of an operand that is neither a Value nor a number."""
     kind = type(operand).__name__
@@ -64,7 +71,7 @@ def foreign(operand: Any) -> str:
         constant = " For a constant, write its number: w.item()." if tuple(operand.shape) == () else ""
         return (
             f"uses a {kind} of shape {tuple(operand.shape)} as an operand, and a method can read numbers and "
-            f"declared fields only. {DECLARE}{constant}"
+            f"declared fields only. {declare()}{constant}"
         )
     if isinstance(operand, complex):
         return (

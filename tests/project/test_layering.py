@@ -15,9 +15,10 @@ VOCABULARY = ["errors", "dtypes", "ir"]
 # From the user's class down to the shell: each may import what stands before it. `pipeline` composes the
 # pure stages above it; what runs and reports stands below and calls it.
 STAGES = [
-    "maths", "fields", "declare", "operators", "captured", "compose", "trace", "sampling", "laws",
-    "vjp", "prune", "schedule", "affine", "adjoint", "facts", "backend", "call", "plan", "emit",
-    "cache", "pipeline", "launch", "views", "work", "split", "launch_triton", "tune", "library", "op",
+    "maths", "fields", "declare", "operators", "recurrence", "captured", "compose", "prune", "trace",
+    "pieces", "trace_recurrence", "cache", "sampling", "laws", "vjp", "segments", "schedule", "affine",
+    "adjoint", "facts", "backend", "call", "call_recurrence", "example", "packed", "plan", "emit", "pipeline",
+    "launch", "prepared", "boundaries", "views", "work", "split", "launch_triton", "tune", "library", "op",
     "validate", "report", "api", "tools", "distributed", "cli", "__init__",
 ]  # fmt: skip
 

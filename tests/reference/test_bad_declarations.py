@@ -67,7 +67,7 @@ DECLARATIONS = {
         ["Decay.a", "Tensor", "a plain float"],
     ),
     "identity NaN": (lambda: operator(a=sf.Element(identity=math.nan)), ["Decay.a", "nan"]),
-    "initial None": (lambda: operator(h=sf.State(initial=None)), ["Decay.h", "None"]),
+    "initial of another type": (lambda: operator(h=sf.State(initial="0")), ["Decay.h", "'0'"]),
     "initial NaN": (lambda: operator(h=sf.State(initial=math.nan)), ["Decay.h", "nan"]),
     "private name": (lambda: operator(_c=sf.Element(identity=1.0)), ["Decay._c", "`_`"]),
     "name of a state before": (

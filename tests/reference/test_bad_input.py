@@ -50,11 +50,10 @@ TENSORS = {
         sf.ArgumentError,
         ["Affine", "c", "its elements are a, b", "sf.scan(Affine, a=..., b=...)"],
     ),
-    "misspelt option": (affine(revers=True), sf.ArgumentError, ["revers", "the options are dim, reverse"]),
-    "option of a later version": (
-        affine(reset=x > 0),
+    "misspelt option": (
+        affine(revers=True),
         sf.ArgumentError,
-        ["Affine", "reset", "no such option in this version"],
+        ["revers", "the options are dim, initial_state"],
     ),
     "list": (
         affine(a=[[1.0]]),

@@ -24,11 +24,42 @@ from scanforge.vjp import pull_back
 
 INF, NAN, F64 = math.inf, math.nan, torch.float64
 
+
+class CappedSqrt(torch.autograd.Function):
+    """The root, whose slope below `floor` is that at `floor`."""
+
+    @staticmethod
+    def forward(ctx, x, floor):
+        ctx.save_for_backward(x, floor)
+        return torch.sqrt(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, floor = ctx.saved_tensors
+        return g * (0.5 * torch.rsqrt(torch.maximum(x, floor))), None
+
+
+class Guard(torch.autograd.Function):
+    """x; nothing flows back to it where the condition is false."""
+
+    @staticmethod
+    def forward(ctx, condition, x):
+        ctx.save_for_backward(condition)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, torch.where(ctx.saved_tensors[0], g, 0.0)
+
+
 COUNTERPARTS = {
     **{n: getattr(torch, n) for n in TABLE if hasattr(torch, n)},
     **{n: getattr(functional, n) for n in ("gelu", "silu", "softplus")},
     **{n: getattr(torch, f"logical_{n}") for n in ("and", "not", "or", "xor")},
     "to_float": lambda x: x.to(F64),
+    "stop_gradient": torch.detach,
+    "capped_sqrt": CappedSqrt.apply,
+    "guard": Guard.apply,
 }
 
 # Zeros of both signs, ties, the threshold of softplus, overflow, infinities, NaN.
@@ -51,7 +82,8 @@ def kinds_of(name: str) -> list[str]:
     """The kinds of a row's arguments, floats where it takes numbers."""
     count = TABLE[name].text.count("{")
     kind = {"logic": "bool", "cast": "int"}.get(TABLE[name].kinds, "float")
-    return ["bool", *[kind] * (count - 1)] if TABLE[name].kinds == "select" else [kind] * count
+    choosing = TABLE[name].kinds in {"select", "guard"}
+    return ["bool", *[kind] * (count - 1)] if choosing else [kind] * count
 
 
 def columns(kinds: list[str], whole: bool = False) -> list[Tensor]:
@@ -230,7 +262,7 @@ class TestAgainstTorch:
         compare("where", ["bool", "float", "float"], columns(["bool", "float", "float"]), {position: -INF})
 
     @pytest.mark.parametrize(
-        "name", sorted(n for n in TABLE if TABLE[n].kinds in {"number", "compare", "select"})
+        "name", sorted(n for n in TABLE if TABLE[n].kinds in {"number", "compare", "select", "guard"})
     )
     def test_whole_numbers(self, name):
         kinds = kinds_of(name)
@@ -242,6 +274,14 @@ class TestAgainstTorch:
         given = {f"x{i}": x for i, x in enumerate(tensors)}
         assert program.output("y").kind == ("bool" if TABLE[name].kinds == "compare" else "int")
         assert_same(run(program, given), [COUNTERPARTS[name](*tensors)], given, name)
+
+    def test_an_expression_of_ints_becomes_a_float(self):
+        """All of the sum is converted, though it is written in place and a method binds tighter."""
+        builder = Builder("value", where="")
+        i, j, x = (builder.input(n, k) for n, k in (("i", "int"), ("j", "int"), ("x", "float")))
+        program = builder.finish({"y": (i + j) * x + (i < j).call("to_float") * x})
+        given = {"i": torch.tensor([1, 4]), "j": torch.tensor([2, 3]), "x": torch.tensor([10.0, 10.0])}
+        assert run(program, given)[0].tolist() == [40.0, 70.0]
 
     def test_comparisons_of_bools(self):
         for name in ("eq", "ne"):

@@ -33,6 +33,8 @@ def through_a_scan(name: str):
                 return self.a.call(name, h).call("where", 0.9 * h + self.a, self.a)
             if row.kinds == "select":
                 return (self.a > h).call(name, self.a, 0.5 * h)
+            if row.kinds == "guard":
+                return (self.a > h).call(name, self.a + 0.5 * h)
             return self.a.call(name, h) if count == 2 else self.a.call(name) + 0.5 * h
 
     return Row
@@ -50,6 +52,8 @@ def by_hand(name: str, a: Tensor, h: Tensor) -> Tensor:
             h = torch.where(f(x, h), 0.9 * h + x, x)
         elif row.kinds == "select":
             h = f(x > h, x, 0.5 * h)
+        elif row.kinds == "guard":
+            h = f(x > h, x + 0.5 * h)
         else:
             h = f(x, h) if count == 2 else f(x) + 0.5 * h
         states.append(h)

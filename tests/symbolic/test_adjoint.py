@@ -21,7 +21,7 @@ FULL = ("b", "t", "d")
 
 def scan(operator, **dims: tuple[str, ...]) -> Scan:
     """A bare operator's scan; `dims` of the leaves that broadcast."""
-    names = operator.__scanforge__.leaf_names()
+    names = operator.__scanforge__.tensor_names()
     return trace(operator, Signature(("t", "b", "d"), tuple(dims.get(n, FULL) for n in names))).scan
 
 

@@ -34,7 +34,7 @@ FUNCTIONS += ["erf", "tanh", "sin", "cos"]
 def text(operator, **complex_parts) -> str:
     count = len(operator.__scanforge__.leaves)
     signature = Signature(("t", "b", "d"), (("b", "t", "d"),) * count, **complex_parts)
-    return trace(operator, signature).operator
+    return trace(operator, signature).operators[0]
 
 
 def results(operator, **complex_parts) -> dict[str, str]:

@@ -9,6 +9,7 @@ import pytest
 
 import scanforge as sf
 from scanforge import operators
+from scanforge.declare import declaration
 from tests.loops import IDENTITY, INITIAL
 
 OPERATORS = [getattr(operators, name) for name in operators.__all__]
@@ -43,7 +44,7 @@ def test_fields_in_declared_order(operator):
     assert {n: x.identity for n, x in leaves.items()} == IDENTITY[name]
     assert list(leaves) == list(IDENTITY[name])
     assert list(states) == STATES[name]
-    assert tuple(x.initial for x in states.values()) == INITIAL[name]
+    assert tuple(x.initial for x in declaration(operator).states) == INITIAL[name]
 
 
 @every_operator

@@ -1,0 +1,314 @@
+"""Scan -> the block kernel: whole axes of the state lie in one program, and time is walked row by row.
+
+For sums within a step that a thread cannot make in its registers: over an axis of many entries, over several
+axes, or where a state depends on one. A row's values are tensors over the whole axes and a block of lanes,
+`[B0, ..., BD]`, of size 1 along axes that they lack. A backward kernel walks down in groups of R rows, which it
+runs again from the states that were kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from scanforge.emit.form import Form, Kernel, Room, input_rooms, output_room, state_room
+from scanforge.emit.triton_maths import helpers
+from scanforge.emit.triton_text import block_function
+from scanforge.ir.program import Program
+from scanforge.ir.scan import Scan, State, before
+from scanforge.prune import drop_dead
+from scanforge.schedule import first, next_state, settled, step_program
+
+_CASTS = {"float": "{0}.to(FLOAT)", "int": "{0}.to(INT)", "bool": "{0}"}
+
+
+def forward_kernel(scan: Scan, form: Form) -> Kernel:
+    """Walks up: outputs, final states, and states to start again from if the form asks for them."""
+    return _Writer(scan, step_program(scan), form, None).kernel()
+
+
+def backward_kernel(adjoint: Scan, step: Program, primal: Scan, form: Form) -> Kernel:
+    """Walks down with the adjoint; reruns the primal where it reads states before the step."""
+    return _Writer(adjoint, step, form, primal).kernel()
+
+
+class _Writer:
+    def __init__(self, scan: Scan, step: Program, form: Form, primal: Scan | None) -> None:
+        self.scan, self.form, self.down = scan, form, primal is not None
+        within = frozenset(form.whole)
+        self.step = settled(scan, step, within)
+        again = {i.name for i in scan.inputs if i.role == "state_before"} if primal else set()
+        seen: tuple[State, ...] = primal.states if primal and again else ()
+        self.rerun = settled(primal, states_only(primal), within) if primal and seen else None
+        read = [i.name for i in scan.inputs if i.name not in again]
+        if seen and primal:
+            read += [i.name for i in primal.inputs if i.name not in read]
+        own = tuple(state_room(form, s) for s in scan.states)
+        kept = tuple(state_room(form, s) for s in seen) if self.down else own if form.spacing else ()
+        scans = [scan, *([primal] if primal else [])]
+        outputs = tuple(output_room(form, o) for o in scan.outputs)
+        self.shape = Kernel("", input_rooms(form, scans, read), outputs, own, own, kept)
+        self.tensors = self.shape.tensors()
+        self.timed = [t for t, r in self.tensors if r.timed and t.startswith(("in_", "out_"))]
+        self.padded = [a for a, n in zip(form.whole, form.sizes, strict=True) if n & (n - 1)]
+
+    def kernel(self) -> Kernel:
+        head = _HEAD.format(name=self.scan.name, FLOAT=self.form.float_type, INT=self.form.int_type)
+        text = block_function(self.step, "step", "One step: the states after it, and the outputs.", self.form)
+        if self.rerun:
+            text += "\n\n" + block_function(self.rerun, "rerun", "One step of the forward pass.", self.form)
+        parts = [head, helpers(text), text, self.body()]
+        return replace(self.shape, source="\n\n".join(p.strip("\n") + "\n" for p in parts if p))
+
+    # ---- shapes
+
+    def size(self, room: Room, *, lanes: bool | None = None) -> str:
+        """The shape of a tensor's row."""
+        sizes = [f"B{k}" if has else "1" for k, has in enumerate(room.whole)]
+        return f"[{', '.join([*sizes, 'BD' if (room.inner if lanes is None else lanes) else '1'])}]"
+
+    def spread(self, text: str, at: int) -> str:
+        """A range along one of the dimensions."""
+        rank = len(self.form.whole) + 1
+        return f"{text}[{', '.join(':' if k == at else 'None' for k in range(rank))}]"
+
+    def mask(self, room: Room) -> str:
+        """Where a row's entries are real."""
+        live = [
+            f"live_{a}"
+            for a, has in zip(self.form.whole, room.whole, strict=True)
+            if has and a in self.padded
+        ]
+        live += ["live"] if room.inner else []
+        return " & ".join(live) or "None"
+
+    def body(self) -> str:
+        lines = [*self.signature(), *self.addresses()]
+        lines += [f"    x_{r.name} = {self.load(f'at_start_{r.name}', r)}" for r in self.shape.starts]
+        lines += [
+            f"    in_{r.name} = {self.cast(self.load(f'at_in_{r.name}', r), r)}"
+            for r in self.shape.inputs
+            if not r.timed
+        ]
+        lines += [
+            f"    total_{r.name} = tl.zeros({self.size(r, lanes=True)}, FLOAT)"
+            for r in self.shape.outputs
+            if not r.timed
+        ]
+        lines += self.walk_down() if self.down else self.walk_up()
+        lines += [f"    {self.store(f'at_end_{r.name}', f'x_{r.name}', r)}" for r in self.shape.ends]
+        for r in self.shape.outputs:
+            if not r.timed:
+                value = f"total_{r.name}" if r.inner else self.lane_sum(f"total_{r.name}")
+                lines.append(f"    {self.store(f'at_out_{r.name}', value, r)}")
+        return "\n".join(lines) + "\n"
+
+    def signature(self) -> list[str]:
+        outer, names = range(self.form.outer), [t for t, _ in self.tensors]
+        kept = [f"st_kept_{r.name}" for r in self.shape.kept]
+        rows = [", ".join(f"ptr_{t}" for t in names)]
+        rows.append(", ".join(["T", "LANES", *(f"N{k}" for k in outer), *kept]))
+        rows += ["ptr_bounds, ptr_places"] if self.form.packed else []
+        rows += [", ".join(f"s{k}_{t}" for k in outer) for t in names if outer]
+        rows += [f"st_{t}: tl.constexpr" for t in self.timed]
+        rows += [f"sd_{t}: tl.constexpr" for t in names]
+        for t, r in self.tensors:
+            rows += [f"sw{k}_{t}: tl.constexpr" for k, has in enumerate(r.whole) if has]
+        rows += [f"W{k}: tl.constexpr, B{k}: tl.constexpr" for k in range(len(self.form.whole))]
+        rows.append("BD: tl.constexpr, NS: tl.constexpr, MASKED: tl.constexpr, FENCE: tl.constexpr")
+        plain = ", ".join(f'"{n}"' for n in ("T", *kept))
+        return [
+            f"@triton.jit(do_not_specialize=[{plain}])",
+            "def kernel(",
+            *(f"    {r}," for r in rows),
+            "):",
+        ]
+
+    def addresses(self) -> list[str]:
+        last = len(self.form.whole)
+        lines = [
+            "    blocks = tl.cdiv(LANES, BD)",
+            "    block = tl.program_id(0) % blocks",
+            f"    lane = {self.spread('(block * BD + tl.arange(0, BD))', last)}",
+            "    live = lane < LANES",
+            "    outer = (tl.program_id(0) // blocks).to(tl.int64)",
+        ]
+        for k, axis in enumerate(self.form.whole):
+            lines.append(f"    i_{axis} = {self.spread(f'tl.arange(0, B{k})', k)}")
+            lines += [f"    live_{axis} = i_{axis} < W{k}"] if axis in self.padded else []
+        rest = "outer"
+        for k in reversed(range(self.form.outer)):
+            lines.append(f"    o{k} = {rest} % N{k}" if k else f"    o0 = {rest}")
+            lines += [f"    outer{k} = {rest} // N{k}"] if k else []
+            rest = f"outer{k}"
+        if self.form.packed:
+            lines += [
+                "    begin = tl.load(ptr_bounds + o0).to(tl.int64)",
+                "    T = (tl.load(ptr_bounds + o0 + 1).to(tl.int64) - begin).to(tl.int32)",
+                "    place0 = tl.load(ptr_places + o0).to(tl.int64)",
+            ]
+        lines += [self.address(t, r) for t, r in self.tensors]
+        return lines + [
+            f"    {self.first_entry(v.name)}" for v in self.step.inputs if v.name.startswith(first(""))
+        ]
+
+    def address(self, t: str, room: Room) -> str:
+        shift = "".join(f" + o{k} * s{k}_{t}" for k in range(self.form.outer))
+        if self.form.packed and t in self.timed:
+            shift += f" + begin * st_{t}"
+        if self.form.packed and t.startswith("kept_"):
+            shift += f" + place0 * st_{t}"
+        zero = (
+            f"lane.to(tl.int64) * sd_{t}"
+            if room.inner
+            else f"(lane * 0)[{', '.join([':'] * len(self.form.whole))}, :1]"
+        )
+        if not room.inner:
+            zero = f"tl.zeros({self.size(room)}, tl.int64)"
+            shift += f" + block.to(tl.int64) * sd_{t}" if t.startswith("out_") else ""
+        for k, (axis, has) in enumerate(zip(self.form.whole, room.whole, strict=True)):
+            zero += f" + i_{axis}.to(tl.int64) * sw{k}_{t}" if has else ""
+        return f"    at_{t} = ptr_{t}{shift} + {zero}  # {self.size(room)}"
+
+    def first_entry(self, name: str) -> str:
+        axis = name.removeprefix(first(""))
+        if axis in self.form.inner:
+            return f"{name} = lane == 0"
+        k = next((k for k, group in enumerate(self.form.grid) if axis in group), None)
+        return f"{name} = (lane >= 0)" + ("" if k is None else f" & (o{k} == 0)")
+
+    # ---- lines
+
+    def load(self, at: str, room: Room) -> str:
+        return f"tl.load({at}, mask={self.mask(room)})"
+
+    def store(self, at: str, value: str, room: Room) -> str:
+        pointer = at.partition("_")[2]
+        whole = f"tl.broadcast_to({value}, {self.size(room)})"
+        return f"tl.store({at}, {whole}.to(ptr_{pointer}.dtype.element_ty), mask={self.mask(room)})"
+
+    def lane_sum(self, value: str) -> str:
+        """Over the program's lanes, dead ones left out; what has no lanes counts once a lane."""
+        return f"tl.sum(tl.where(live, {value}, 0.0), {len(self.form.whole)}, keep_dims=True)"
+
+    def cast(self, text: str, room: Room) -> str:
+        return _CASTS[room.kind].format(text)
+
+    def one_step(self, row: str, i: int) -> list[str]:
+        """The step at one row; `row` gives the row of a pointer."""
+        given = []
+        states, inputs = {r.name for r in self.shape.starts}, {r.name: r for r in self.shape.inputs}
+        for v in self.step.inputs:
+            state = v.name.removeprefix(before(""))
+            if v.name in inputs:
+                given.append(f"row{i}_{v.name}" if inputs[v.name].timed else f"in_{v.name}")
+            elif v.name.startswith(first("")):
+                given.append(v.name)
+            else:
+                given.append(f"x_{state}" if state in states else f"before{i}_{state}")
+        names = {next_state(s): f"new_{s}" for s in states}
+        results = [names.get(n, f"out_{n}") for n, _ in self.step.outputs]
+        lines = [f"{', '.join(results)} = step({', '.join([*given, *self.lives()])})"]
+        lines += [f"x_{r.name} = {self.stated(f'new_{r.name}', r)}" for r in self.shape.starts]
+        for r in self.shape.outputs:
+            if not r.timed:
+                lines.append(f"total_{r.name} += out_{r.name}")
+            else:
+                value = f"out_{r.name}" if r.inner else self.lane_sum(f"out_{r.name}")
+                lines.append(self.store_row(r, value, row))
+        return lines
+
+    def store_row(self, r: Room, value: str, row: str) -> str:
+        whole = f"tl.broadcast_to({value}, {self.size(r)}).to(ptr_out_{r.name}.dtype.element_ty)"
+        return f"tl.store(at_out_{r.name} + {row} * st_out_{r.name}, {whole}, mask={self.mask(r)})"
+
+    def stated(self, value: str, room: Room) -> str:
+        kind = {"float": "FLOAT", "int": "INT", "bool": "tl.int1"}[room.kind]
+        return f"tl.broadcast_to({value}, {self.size(room)}).to({kind})"
+
+    def lives(self) -> list[str]:
+        """Conditions that sums within the step need."""
+        return [f"live_{a}" for a in self.padded]
+
+    def load_rows(self, row: str, i: int) -> list[str]:
+        return [
+            f"row{i}_{r.name} = {self.cast(self.load(f'at_in_{r.name} + {row} * st_in_{r.name}', r), r)}"
+            for r in self.shape.inputs
+            if r.timed
+        ]
+
+    def walk_up(self) -> list[str]:
+        lines = ["    for t in tl.range(0, T, num_stages=NS):", "        row = t.to(tl.int64)"]
+        body = self.load_rows("row", 0)
+        spacing = self.form.spacing
+        if self.shape.kept and self.form.sparse:
+            body += [f"at = row // {spacing}", f"if t % {spacing} == 0:"]
+        elif self.shape.kept:
+            body += [
+                f"whole = T // {spacing} * {spacing}",
+                f"at = tl.where(t < whole, t // {spacing}, T // {spacing} + t - whole).to(tl.int64)",
+                f"if (t >= whole) | (t % {spacing} == 0):",
+            ]
+        for r in self.shape.kept:
+            value = f"tl.broadcast_to(x_{r.name}, {self.size(r)})"
+            body.append(
+                f"    tl.store(at_kept_{r.name} + at * st_kept_{r.name}, {value}, mask={self.mask(r)})"
+            )
+        return lines + [f"        {x}" for x in (*body, *self.one_step("row", 0))]
+
+    def walk_down(self) -> list[str]:
+        r = self.form.rows
+        lines = [f"    tiles = T // {r}", f"    for t in range(0, T - tiles * {r}):"]
+        body = [
+            f"row = (T - 1 - t).to(tl.int64)",
+            f"at = row - tiles * {r} + tiles",
+            *self.load_rows("row", 0),
+        ]
+        body += [f"before0_{k.name} = {self.load_kept(k, 'at')}" for k in self.shape.kept]
+        lines += [f"        {x}" for x in (*body, *self.one_step("row", 0))]
+        lines.append("    for tile in range(0, tiles):")
+        body = [f"at = (tiles - 1 - tile).to(tl.int64)"]
+        for i in range(r):
+            body += [f"row{i} = at * {r} + {i}", *self.load_rows(f"row{i}", i)]
+        body += [f"before0_{k.name} = {self.load_kept(k, 'at')}" for k in self.shape.kept]
+        for i in range(r - 1) if self.rerun else ():
+            body += self.run_again(i)
+        for i in reversed(range(r)):
+            body += self.one_step(f"row{i}", i)
+        return lines + [f"        {x}" for x in body]
+
+    def load_kept(self, room: Room, at: str) -> str:
+        return self.load(f"at_kept_{room.name} + {at} * st_kept_{room.name}", room)
+
+    def run_again(self, i: int) -> list[str]:
+        """The states before the next row of a group."""
+        assert self.rerun
+        inputs = {r.name: r for r in self.shape.inputs}
+        given = [
+            (f"row{i}_{v.name}" if inputs[v.name].timed else f"in_{v.name}")
+            if v.name in inputs
+            else f"before{i}_{v.name.removeprefix(before(''))}"
+            for v in self.rerun.inputs
+        ]
+        names = [f"new_{n.removeprefix(next_state(''))}" for n, _ in self.rerun.outputs]
+        lines = [f"{', '.join(names)} = rerun({', '.join([*given, *self.lives()])})"]
+        return lines + [
+            f"before{i + 1}_{k.name} = {self.stated(f'new_{k.name}', k)}" for k in self.shape.kept
+        ]
+
+
+def states_only(scan: Scan) -> Program:
+    """The step without its outputs."""
+    program = step_program(scan)
+    wanted: Iterable[str] = {next_state(s.name) for s in scan.states}
+    return drop_dead(replace(program, outputs=tuple(o for o in program.outputs if o[0] in wanted)))
+
+
+_HEAD = '''"""{name}: a block of the state in one program, generated by scanforge."""
+
+import triton
+import triton.language as tl
+
+FLOAT = tl.constexpr(tl.{FLOAT})
+INT = tl.constexpr(tl.{INT})
+'''

@@ -1,0 +1,87 @@
+"""What the text of a kernel is specialised for, and how a launcher calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scanforge.ir.scan import TIME, Output, Scan, State
+
+CHUNK_AXIS = "chunk"  # of time cut into chunks: what has time, and every state, has it
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the text of a kernel is specialised for."""
+
+    rows: int  # R, a power of two
+    outer: int  # groups of lane axes beside the innermost
+    float_type: str  # float32 | float64
+    int_type: str
+    inner: tuple[str, ...] = ()  # the axes whose entries are threads
+    grid: tuple[tuple[str, ...], ...] = ()  # the axes of each outer group
+    held: str = ""  # the axis whose entries one thread holds
+    entries: int = 1  # of the held axis
+    group: int = 1  # entries that a backward kernel walks together
+    spacing: int = 0  # a forward kernel keeps the states before every so many rows; 0: none
+    sparse: bool = False  # and none for the rows that fill no tile: the spacing is of many tiles
+    packed: bool = False  # the outermost group is of packed sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A tensor as a kernel sees it: which of the three kinds of axes it has."""
+
+    name: str
+    kind: str
+    timed: bool
+    inner: bool
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel's text and how to call it: its tensors in order."""
+
+    source: str
+    inputs: tuple[Room, ...]
+    outputs: tuple[Room, ...]
+    starts: tuple[Room, ...]  # the states before the first step
+    ends: tuple[Room, ...]
+    kept: tuple[Room, ...]  # over tiles instead of time; written by forward, read by backward
+
+    def tensors(self) -> list[tuple[str, Room]]:
+        """All of them with their names in the kernel, in the order of its arguments."""
+        groups = (
+            ("in", self.inputs),
+            ("out", self.outputs),
+            ("start", self.starts),
+            ("end", self.ends),
+            ("kept", self.kept),
+        )
+        return [(f"{prefix}_{room.name}", room) for prefix, rooms in groups for room in rooms]
+
+
+def room(form: Form, name: str, kind: str, axes: Iterable[str]) -> Room:
+    """The place of a tensor with these axes."""
+    own = set(axes)
+    timed = TIME in own
+    if timed:
+        own.add(CHUNK_AXIS)
+    return Room(name, kind, timed, bool(own & set(form.inner)), bool(form.held) and form.held in own)
+
+
+def state_room(form: Form, state: State) -> Room:
+    """The place of a state's tensors."""
+    return room(form, state.name, state.kind, (*state.axes, CHUNK_AXIS))
+
+
+def output_room(form: Form, output: Output) -> Room:
+    """The place of an output."""
+    return room(form, output.name, output.kind, output.axes)
+
+
+def input_rooms(form: Form, scans: Iterable[Scan], names: Iterable[str]) -> tuple[Room, ...]:
+    """The places of inputs, looked up in the scans that read them."""
+    known = {i.name: i for scan in scans for i in scan.inputs}
+    return tuple(room(form, n, known[n].kind, known[n].axes) for n in names)

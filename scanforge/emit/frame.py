@@ -1,0 +1,235 @@
+"""What stands around the walk of an ordered tile: arguments, addresses, loads, and sums stored at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scanforge.emit.form import Form, Kernel, Room
+from scanforge.emit.rows import power_of_two, split_tile
+
+_CASTS = {"float": "{0}.to(FLOAT)", "int": "{0}.to(INT)", "bool": "({0} != 0)"}
+
+
+class Frame:
+    """Names and addresses of a kernel's tensors."""
+
+    def __init__(self, kernel: Kernel, form: Form, *, down: bool) -> None:
+        self.kernel, self.form, self.down = kernel, form, down
+        self.tensors = kernel.tensors()
+        self.rooms = dict(self.tensors)
+        self.timed = [t for t, room in self.tensors if room.timed and not self.is_state(t)]
+        self.sign, self.rows = ("-" if down else "+"), form.rows
+
+    def is_state(self, tensor: str) -> bool:
+        return tensor.startswith(("start_", "end_", "kept_"))
+
+    def entries(self, room: Room) -> list[int | None]:
+        """The entries of the held axis that a tensor has; None for a tensor without it."""
+        return list(range(self.form.entries)) if room.held else [None]
+
+    def signature(self) -> list[str]:
+        outer = range(self.form.outer)
+        names = [t for t, _ in self.tensors]
+        kept = [f"st_kept_{room.name}" for room in self.kernel.kept]
+        rows = [", ".join(f"ptr_{t}" for t in names)]
+        rows.append(", ".join(["T", "LANES", *(f"N{k}" for k in outer), *kept]))
+        if self.form.packed:
+            rows.append("ptr_bounds, ptr_places")
+        rows += [", ".join(f"s{k}_{t}" for k in outer) for t in names if outer]
+        rows += [f"st_{t}: tl.constexpr" for t in self.timed]
+        rows += [f"sd_{t}: tl.constexpr" for t in names]
+        rows += [f"sn_{t}: tl.constexpr" for t, room in self.tensors if room.held]
+        rows.append("BD: tl.constexpr, NS: tl.constexpr, MASKED: tl.constexpr, FENCE: tl.constexpr")
+        plain = ", ".join(f'"{n}"' for n in ("T", *kept))  # never constants
+        head = f"@triton.jit(do_not_specialize=[{plain}])"
+        return [head, "def kernel(", *(f"    {row}," for row in rows), "):"]
+
+    def addresses(self) -> list[str]:
+        """The block's lanes, and where each tensor has them at its first step."""
+        lines = [
+            "    blocks = tl.cdiv(LANES, BD)",
+            "    block = tl.program_id(0) % blocks",
+            "    thread = tl.arange(0, BD)",
+            "    lane = block * BD + thread  # [BD]",
+            "    mask = (lane < LANES) if MASKED else None",
+            "    outer = (tl.program_id(0) // blocks).to(tl.int64)",
+        ]
+        rest = "outer"
+        for k in reversed(range(self.form.outer)):
+            lines.append(f"    o{k} = {rest} % N{k}" if k else f"    o0 = {rest}")
+            if k:
+                lines.append(f"    outer{k} = {rest} // N{k}")
+                rest = f"outer{k}"
+        if self.form.packed:
+            lines += [
+                "    begin = tl.load(ptr_bounds + o0).to(tl.int64)",
+                "    T = (tl.load(ptr_bounds + o0 + 1).to(tl.int64) - begin).to(tl.int32)",
+                "    place0 = tl.load(ptr_places + o0).to(tl.int64)",
+            ]
+        if self.form.held:
+            lines.append(f"    entry = tl.arange(0, {power_of_two(self.form.entries)})")
+        lines += [self.address(t, room) for t, room in self.tensors]
+        lines.append(f"    tiles = T // {self.rows}")
+        return lines
+
+    def address(self, tensor: str, room: Room) -> str:
+        shift = "".join(f" + o{k} * s{k}_{tensor}" for k in range(self.form.outer))
+        if self.form.packed and tensor in self.timed:
+            shift += f" + begin * st_{tensor}"
+        if self.form.packed and tensor.startswith("kept_"):
+            shift += f" + place0 * st_{tensor}"
+        if self.adds_lanes(tensor, room):  # one sum a block
+            return f"    at_{tensor} = ptr_{tensor}{shift} + block.to(tl.int64) * sd_{tensor}"
+        if tensor.startswith("in_") and room.timed and not room.inner:
+            return f"    at_{tensor} = ptr_{tensor}{shift}  # the same for all lanes"
+        return f"    at_{tensor} = ptr_{tensor}{shift} + lane.to(tl.int64) * sd_{tensor}  # [BD]"
+
+    def adds_lanes(self, tensor: str, room: Room) -> bool:
+        """Whether an output is a sum over the program's lanes."""
+        return tensor.startswith("out_") and not room.inner
+
+    def entry(self, tensor: str, n: int | None) -> str:
+        """How far an entry of the held axis lies."""
+        return "" if n is None else f" + {n} * sn_{tensor}"
+
+    def load_states(self, prefix: str, names: Callable[[str, int | None], str], at: str) -> list[str]:
+        """Load the states of these tensors into registers."""
+        rooms = [r for t, r in self.tensors if t == f"{prefix}_{r.name}"]
+        return [
+            x
+            for r in rooms
+            for x in self.load_lanes(f"{prefix}_{r.name}", r, at, lambda n, r=r: names(r.name, n))
+        ]
+
+    def load_lanes(
+        self, tensor: str, room: Room, at: str, names: Callable[[int | None], str], cast: str = "{0}"
+    ) -> list[str]:
+        """Load what a lane has of a tensor: one value, or its entries as one tile."""
+        if not room.held:
+            loaded = f"tl.load({at}{tensor}, mask=mask)"
+            return [f"{names(None)} = {cast.format(loaded)}  # [BD]"]
+        width = power_of_two(self.form.entries)
+        full = width == self.form.entries
+        live = "mask[None, :] if MASKED else None" if full else self.entry_mask("mask[None, :]")
+        tile = f"entries_{names(0)}"
+        loaded = f"tl.load(({at}{tensor})[None, :] + entry[:, None] * sn_{tensor}, mask={live})"
+        lines = [f"{tile} = {loaded}  # [{width}, BD]"]
+        return lines + split_tile(
+            f"tl.permute({cast.format(tile)}, (1, 0))", [names(n) for n in range(width)]
+        )
+
+    def entry_mask(self, lanes: str) -> str:
+        """Entries that are there, of lanes that are there."""
+        some = f"(entry < {self.form.entries})[:, None]"
+        return f"{some} & {lanes} if MASKED else {some}"
+
+    def untimed(self) -> list[str]:
+        """Load inputs without time, once."""
+        lines = []
+        for room in self.kernel.inputs:
+            if not room.timed:
+                cast = "{0}" if room.kind == "bool" else _CASTS[room.kind]
+                name = room.name
+                lines += self.load_lanes(
+                    f"in_{name}", room, "at_", lambda n, name=name: untimed_name(name, n), cast
+                )
+        return [f"    {x}" for x in lines]
+
+    def cast(self, text: str, kind: str) -> str:
+        return _CASTS[kind].format(text)
+
+    def tile_pointers(self) -> list[str]:
+        """Where the first tile in the order of walking is."""
+        r, lines = self.rows, []
+        last = "(tiles - 1).to(tl.int64)"
+        for t in self.timed:
+            room = self.rooms[t]
+            at = f"at_{t} + {last} * {r} * st_{t}" if self.down else f"at_{t}"
+            if t.startswith("out_"):
+                lines.append(f"    tile_{t} = {at}")
+            elif room.inner:
+                lines.append(f"    tile_{t} = ({at})[None, :] + row[:, None] * st_{t}  # [R, BD]")
+            else:
+                entry = f" + entry[None, :] * sn_{t}" if room.held else ""
+                width = "entries" if room.held else "1"
+                lines.append(f"    tile_{t} = {at} + row[:, None] * st_{t}{entry}  # [R, {width}]")
+        for room in self.kernel.kept:
+            at = f" + {last} * st_kept_{room.name}" if self.down else ""
+            lines.append(f"    tile_kept_{room.name} = at_kept_{room.name}{at}")
+        return [f"    row = tl.arange(0, {r}).to(tl.int64)  # [R]", *lines]
+
+    def load_tiles(self) -> list[str]:
+        """Load the tiles, then take them apart."""
+        loads: list[str] = []
+        splits: list[str] = []
+        for room in self.kernel.inputs:
+            if room.timed:
+                for part in self.entries(room) if room.inner else [None]:
+                    loads.append(self.load_tile(room, part))
+                    splits += self.split(room, part, self.rows)
+        return loads + splits
+
+    def load_tile(self, room: Room, n: int | None) -> str:
+        t = f"in_{room.name}"
+        name = tile_name(room.name, n)
+        if room.inner:
+            return f"{name} = tl.load(tile_{t}{self.entry(t, n)}, mask=mask[None, :] if MASKED else None)  # [R, BD]"
+        full = not room.held or power_of_two(self.form.entries) == self.form.entries
+        mask = "" if full else f", mask=(entry < {self.form.entries})[None, :]"
+        return (
+            f"{name} = tl.load(tile_{t}{mask})  # [R, {power_of_two(self.form.entries) if room.held else 1}]"
+        )
+
+    def split(self, room: Room, n: int | None, rows: int) -> list[str]:
+        name = tile_name(room.name, n)
+        if room.inner:
+            names = [row_name(room.name, i, n) for i in range(rows)]
+            return split_tile(f"tl.permute({name}, (1, 0))", names)
+        width = power_of_two(self.form.entries) if room.held else 1
+        cast = "{0}.to(tl.int8)" if room.kind == "bool" else _CASTS[room.kind]
+        spread = f"tl.broadcast_to({cast.format(name)}[None, :, :], [BD, {rows}, {width}])"
+        names = [row_name(room.name, i, k if room.held else None) for i in range(rows) for k in range(width)]
+        return split_tile(spread, names)
+
+    def load_row(self) -> list[str]:
+        """Load one row of every input."""
+        lines = []
+        for room in self.kernel.inputs:
+            t = f"in_{room.name}"
+            if room.timed and room.inner:
+                for n in self.entries(room):
+                    at = f"row_{t}{self.entry(t, n)}"
+                    lines.append(f"{row_name(room.name, 0, n)} = tl.load({at}, mask=mask)  # [BD]")
+            elif room.timed:
+                full = not room.held or power_of_two(self.form.entries) == self.form.entries
+                mask = "" if full else f", mask=(entry < {self.form.entries})[None, :]"
+                at = f"row_{t} + tl.zeros([1, 1], tl.int64)" + (
+                    f" + entry[None, :] * sn_{t}" if room.held else ""
+                )
+                lines.append(f"{tile_name(room.name, None)} = tl.load({at}{mask})")
+                lines += self.split(room, None, 1)
+        return lines
+
+    def advance(self, pointers: str, rows: int, passed: int) -> list[str]:
+        """Move the pointers on."""
+        lines = [f"{pointers}_{t} {self.sign}= {rows} * st_{t}" for t in self.timed]
+        return lines + [
+            f"{pointers}_kept_{r.name} {self.sign}= {passed} * st_kept_{r.name}.to(tl.int64)"
+            for r in self.kernel.kept
+            if pointers == "tile" or self.down
+        ]
+
+
+def untimed_name(name: str, n: int | None) -> str:
+    """An input without time, in registers."""
+    return f"in_{name}" if n is None else f"in{n}_{name}"
+
+
+def tile_name(name: str, n: int | None) -> str:
+    """A loaded tile."""
+    return f"tile_of_{name}" if n is None else f"tile{n}_of_{name}"
+
+
+def row_name(name: str, i: int, n: int | None) -> str:
+    """Row i of an input's tile."""
+    return f"row{i}_in_{name}" if n is None else f"row{i}_in{n}_{name}"

@@ -1,0 +1,133 @@
+"""A step, cut into stages, as lines of a kernel: which registers each part reads and writes at a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from scanforge.emit.form import Form, Kernel, Room
+from scanforge.emit.frame import row_name, untimed_name
+from scanforge.ir.program import Program
+from scanforge.ir.scan import before
+from scanforge.schedule import PARTS, Stages, handed_on, next_state
+
+_CASTS = {"float": "{0}.to(FLOAT)", "int": "{0}.to(INT)", "bool": "({0} != 0)"}
+_LETTERS = {"once": "c", "once_each": "c", "ahead": "a", "each": "e", "behind": "b"}
+Entry = int | None
+
+
+class Walk:
+    """The parts of one program at rows. `prefix` tells the functions of two programs apart.
+
+    `states` are carried in registers x_<state>; or, of a `rerun`, in before<row>_<state>, one for each row,
+    where another walk `seen` them.
+    """
+
+    def __init__(
+        self, stages: Stages, kernel: Kernel, form: Form, states: Iterable[Room], seen: Iterable[Room] = (),
+        *, rerun: bool = False,
+    ) -> None:  # fmt: skip
+        self.stages, self.form, self.rerun, self.prefix = stages, form, rerun, "re" if rerun else ""
+        self.seen = {r.name: r for r in seen}
+        self.inputs = {r.name: r for r in kernel.inputs}
+        self.states = {r.name: r for r in states}
+        self.made = {v: p for p in PARTS for n, v in stages.part(p).outputs if n == handed_on(v)}
+        self.sums = dict(stages.sums)
+        self.results: dict[str, list[str]] = {p: [n for n, _ in stages.part(p).outputs] for p in PARTS}
+
+    def functions(self) -> list[tuple[Program, str, str]]:
+        """The parts that are not empty, their names in the text, and what they say of themselves."""
+        docs = {
+            "once": "What does not change over time.",
+            "once_each": "What does not change over time, of one entry.",
+            "ahead": "What a row needs before its step.",
+            "each": "The step of one entry."
+            if self.form.held
+            else "One step: the states after it, and the outputs.",
+            "behind": "What a row's sums over entries are for.",
+        }
+        return [(self.stages.part(p), self.function(p), docs[p]) for p in PARTS if self.results[p]]
+
+    def function(self, part: str) -> str:
+        name = "step" if part == "each" and not self.form.held else part
+        return f"rerun_{name}" if self.rerun else name
+
+    def per_entry(self, part: str) -> bool:
+        return bool(self.form.held) and part in {"once_each", "each"}
+
+    def value(self, name: str, i: int, n: Entry) -> str:
+        """The register, or the expression, of an input of a part at row i for entry n."""
+        if name in self.sums:
+            return f"{self.prefix}sum{i}_{name}"
+        if name in self.made:
+            return self.result(self.made[name], handed_on(name), i, n)
+        if name in self.inputs:
+            room = self.inputs[name]
+            entry = n if room.held else None
+            if not room.timed:
+                return untimed_name(name, entry)
+            text = row_name(name, i, entry)
+            return text if room.kind == "bool" and room.inner else _CASTS[room.kind].format(text)
+        if name.startswith("first_"):
+            return name
+        state = name.removeprefix(before(""))
+        if state in self.states:
+            return self.register(state, n if self.states[state].held else None, i)
+        return before_name(state, i, n if self.seen[state].held else None)
+
+    def register(self, state: str, n: Entry, i: int) -> str:
+        """Where the state before row i is."""
+        return before_name(state, i, n) if self.rerun else state_name(state, n)
+
+    def result(self, part: str, name: str, i: int, n: Entry) -> str:
+        """The register of a part's result."""
+        for state, room in self.states.items():
+            if name == next_state(state):
+                return self.register(state, n if room.held else None, i + 1)
+        row = "" if part.startswith("once") else str(i)
+        entry = f"n{n}" if self.per_entry(part) and n is not None else ""
+        variable = name.removeprefix(handed_on(""))
+        letter = "o" if variable == name else _LETTERS[part]
+        return f"{self.prefix}{letter}{row}{entry}_{variable}"
+
+    def call(self, part: str, i: int, n: Entry = None) -> list[str]:
+        """Run a part at a row, for an entry."""
+        program = self.stages.part(part)
+        if not self.results[part]:
+            return []
+        given = ", ".join(self.value(v.name, i, n) for v in program.inputs)
+        names = [self.result(part, name, i, n) for name in self.results[part]]
+        lines = [f"{', '.join(names)} = {self.function(part)}({given})"]
+        if not program.inputs:  # numbers alone
+            lines += [f"{name} = tl.broadcast_to({name}, [BD])" for name in names]
+        return lines
+
+    def add(self, i: int, entries: Iterable[int], *, begin: bool) -> list[str]:
+        """Add the summands of some entries to the row's sums."""
+        lines = []
+        for name, summand in self.sums.items():
+            part = self.made.get(summand)
+            terms = [
+                self.result(part, handed_on(summand), i, n) if part else self.value(summand, i, n)
+                for n in entries
+            ]
+            total = f"{self.prefix}sum{i}_{name}"
+            lines.append(f"{total} = {_tree(terms if begin else [total, *terms])}")
+        return lines
+
+
+def state_name(state: str, n: Entry) -> str:
+    """A carried state."""
+    return f"x_{state}" if n is None else f"x{n}_{state}"
+
+
+def before_name(state: str, i: int, n: Entry) -> str:
+    """The state before row i of a tile that was run again."""
+    return f"before{i}_{state}" if n is None else f"before{i}n{n}_{state}"
+
+
+def _tree(terms: list[str]) -> str:
+    """A sum in pairs: short chains of dependent additions."""
+    while len(terms) > 1:
+        pairs = [f"({a} + {b})" for a, b in zip(terms[::2], terms[1::2], strict=False)]
+        terms = pairs + terms[len(pairs) * 2 :]
+    return terms[0][1:-1] if terms[0].startswith("(") else terms[0]
