@@ -1,6 +1,6 @@
 """scanforge: declare a recurrence as an associative operator, and get its code and its gradients.
 
-    class EMA(sf.Operator): ...          declare
+    class EMA(sf.Operator): ...          declare; class Layer(sf.Recurrence) with gates and a readout
     sf.scan(EMA, a=..., b=...)           run, differentiable
     sf.check(EMA); sf.explain(EMA)       trust
 

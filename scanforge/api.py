@@ -107,7 +107,7 @@ def step(
     declared = declared_of(operator)
     named_only(declared, "step", unnamed)
     writes = _flag(declared, "inplace", inplace)
-    call = prepare(operator, tensors, state, steps=False)
+    call = prepare(operator, tensors, state, function="step")
     given = state if isinstance(state, tuple | list) else (state,)
     if writes:
         check_writable(call, given)
@@ -149,7 +149,7 @@ def prefixes(
     declared = declaration(operator)
     named_only(declared, "prefixes", unnamed)
     backwards = _flag(declared, "reverse", reverse)
-    call = prepare(operator, tensors, None, dim=_dim(declared, dim))
+    call = prepare(operator, tensors, None, dim=_dim(declared, dim), function="prefixes")
     traced = prefix_scan(call.traced)
     whole = [call.sizes[a] for a in traced.scan.lanes]
     identity = tuple(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from scanforge import segments
+from scanforge import dtypes, segments
 from scanforge.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from scanforge.ir.scan import TIME
 from scanforge.prepared import Prepared
@@ -54,9 +54,14 @@ def bounded_step(call: Prepared, *, reset: Any, mask: Any, first: bool) -> Prepa
 
 def _of_step(call: Prepared, option: str, value: Any, shape: tuple[int, ...]) -> Any:
     """A flag of one step, with time added."""
+    if value is None:
+        return None
     if not isinstance(value, Tensor):
-        return value
-    if value.ndim != len(shape):
+        raise ArgumentError(
+            f"{call.declared.name}: {option} of a step is an object of type {type(value).__name__}, expected "
+            f"a bool tensor of shape {shape}: write {option}=torch.as_tensor(...)."
+        )
+    if value.ndim != len(shape) or any(n not in {1, m} for n, m in zip(value.shape, shape, strict=True)):
         raise ShapeError(
             f"{call.declared.name}: {option} of a step has shape {tuple(value.shape)}, expected {shape}, the "
             f"batch axes: write {option}[:, t]."
@@ -141,14 +146,22 @@ def _check_device(call: Prepared, option: str, value: Tensor) -> None:
 def _from_lengths(call: Prepared, lengths: Any) -> Tensor:
     """The mask of sequences that are padded on the right."""
     where, shape = f"{call.declared.name}: lengths", _shape(call)[:-1]
-    if not isinstance(lengths, Tensor) or lengths.dtype.is_floating_point or lengths.dtype == torch.bool:
+    if not isinstance(lengths, Tensor) or lengths.dtype not in dtypes.INTS:
         raise ArgumentError(
             f"{where} is no tensor of ints: write lengths=torch.tensor([...]), one a sequence."
         )
     if tuple(lengths.shape) != shape:
         raise ShapeError(f"{where} has shape {tuple(lengths.shape)}, expected {shape}, the batch axes.")
     _check_device(call, "lengths", lengths)
-    mask = torch.arange(call.sizes[TIME], device=call.device) < lengths[..., None]
+    steps = call.sizes[TIME]
+    if (
+        not lengths.is_cuda and ((lengths < 0) | (lengths > steps)).any()
+    ):  # a GPU's would have to be waited for
+        raise ArgumentError(
+            f"{where} is {lengths.tolist()}, expected numbers from 0 to the {steps} steps of the tensors: "
+            "write how many steps of each sequence are real."
+        )
+    mask = torch.arange(steps, device=call.device) < lengths[..., None]
     _check_rows(call, "lengths", mask)
     return mask
 

@@ -15,10 +15,12 @@ from scanforge.ir.scan import BATCH, TIME, Leaf
 from scanforge.recurrence import Fused, Named
 
 Tensor = torch.Tensor
-KNOWN = (
-    "dim", "initial_state", "return_final_state", "reverse", "reset", "cu_seqlens", "mask", "lengths",
-    "memory", "backend", "lowering",
-)  # fmt: skip
+KNOWN = {
+    "scan": "dim, initial_state, return_final_state, reverse, reset, cu_seqlens, mask, lengths, memory, "
+    "backend, lowering",
+    "step": "reset, mask, inplace, backend",
+    "prefixes": "dim, reverse, backend, lowering",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,13 @@ class Bound:
         return self.shape[: self.time] + self.shape[self.time + 1 :]
 
 
-def bind(declared: Declaration, tensors: Mapping[str, Any], dim: int) -> Bound:
-    """Check the tensors of a call, and name their dimensions."""
-    check_names(declared, tensors)
+def bind(declared: Declaration, tensors: Mapping[str, Any], dim: int, function: str = "scan") -> Bound:
+    """Check the tensors of a call, and name their dimensions; those of a step have had time added."""
+    check_names(declared, tensors, function)
     for leaf in declared.leaves:
-        check_tensor(declared.name, leaf, tensors[leaf.name])
+        check_tensor(declared.name, leaf, tensors[leaf.name], _SHAPES.get(function, "(batch, time, ...)"))
+    if function == "step":
+        _check_step(declared, tensors)
     rank, time = _rank(declared, tensors, dim)
     shape = _broadcast(declared, tensors, rank)
     device = device_of(declared, tensors)
@@ -92,19 +96,31 @@ def named_only(declared: Declaration | Fused, function: str, unnamed: Sequence[o
         )
 
 
-def check_names(declared: Declaration | Fused, tensors: Mapping[str, Any]) -> None:
+_SHAPES = {"step": "(batch, ...)"}
+
+
+def _check_step(declared: Declaration, tensors: Mapping[str, Tensor]) -> None:
+    flat = next((n for n in declared.tensor_names() if tensors[n].ndim == 0), None)
+    if flat is not None:
+        raise ShapeError(
+            f"{declared.name}.{flat} of a step has no dimension, expected (batch, ...): write {flat}[None] "
+            "for a batch of one."
+        )
+
+
+def check_names(declared: Declaration | Fused, tensors: Mapping[str, Any], function: str = "scan") -> None:
     """Raise ArgumentError for tensors that are missing or not known."""
     wanted = declared.tensor_names()
     missing, unknown = [n for n in wanted if n not in tensors], [n for n in tensors if n not in wanted]
     if unknown:
         raise ArgumentError(
             f"{declared.name} is called with {', '.join(unknown)}, and there is no such {declared.word} or "
-            f"option: its {declared.word}s are {', '.join(wanted)}, and the options are {', '.join(KNOWN)}. "
-            f"Write {call_of(declared)}."
+            f"option: its {declared.word}s are {', '.join(wanted)}, and the options are {KNOWN[function]}. "
+            f"Write {call_of(declared, function)}."
         )
     if missing:
         raise ArgumentError(
-            f"{declared.name} is called without {', '.join(missing)}: write {call_of(declared)}."
+            f"{declared.name} is called without {', '.join(missing)}: write {call_of(declared, function)}."
         )
 
 
@@ -205,9 +221,10 @@ def device_of(declared: Declaration | Fused, tensors: Mapping[str, Tensor]) -> t
 
 def initial_states(
     declared: Declaration | Fused, shapes: Sequence[tuple[int, ...]], device: torch.device, given: Any,
-    complex_states: Sequence[bool],
+    complex_states: Sequence[bool], function: str,
 ) -> list[Tensor | None]:  # fmt: skip
     """One tensor per state, that broadcasts to its shape, or None for each where none was given."""
+    called = "state" if function == "step" else "initial_state"
     if given is None:
         return [None] * len(declared.states)
     values = list(given) if isinstance(given, tuple | list) else [given]
@@ -215,13 +232,13 @@ def initial_states(
         names = ", ".join(s.name for s in declared.states)
         write = f"({names})" if len(declared.states) > 1 else names
         raise ArgumentError(
-            f"{declared.name}: initial_state has {len(values)} tensor(s), expected one for each state "
-            f"({names}): write initial_state={write}."
+            f"{declared.name}: {called} has {len(values)} tensor(s), expected one for each state "
+            f"({names}): write {'' if function == 'step' else 'initial_state='}{write}."
         )
     made: list[Tensor | None] = []
     states: Sequence[StateField | Named] = declared.states
     for state, value, shape, is_complex in zip(states, values, shapes, complex_states, strict=True):
-        where = f"{declared.name}: initial_state of {state.name}"
+        where = f"{declared.name}: {called} of {state.name}"
         _check_initial(where, state, value, shape, device, is_complex)
         made.append(value)
     return made

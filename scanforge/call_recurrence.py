@@ -34,10 +34,11 @@ class BoundFused:
 
 
 def bind_recurrence(
-    declared: Fused, tensors: Mapping[str, Any], initial: Any, *, steps: bool = True
+    declared: Fused, tensors: Mapping[str, Any], initial: Any, function: str = "scan"
 ) -> BoundFused:
-    """Check the tensors of a call, and name their dimensions. Without `steps` they have no time axis."""
-    check_names(declared, tensors)
+    """Check the tensors of a call, and name their dimensions. Those of a step have no time axis."""
+    check_names(declared, tensors, function)
+    steps = function != "step"
     fields = {i: tuple(a for a in i.axes if steps or a != TIME) for i in declared.inputs}
     for i, axes in fields.items():
         check_tensor(declared.name, i, tensors[i.name], f"({', '.join(axes)})")
@@ -51,12 +52,11 @@ def bind_recurrence(
         for found in [dict(zip(axes, tensors[i.name].shape, strict=True))]
     )
     real = [real_dtype(tensors[i.name].dtype) for i in declared.inputs if i.kind == "float"]
-    real += [
-        real_dtype(x.dtype) for x in _given(initial) if isinstance(x, Tensor) and x.dtype == torch.float64
-    ]
     found_complex = frozenset(i.name for i in declared.inputs if tensors[i.name].is_complex())
+    states = zip(declared.states, _given(initial), strict=False)
+    in_pairs = frozenset(s.name for s, x in states if isinstance(x, Tensor) and x.is_complex())
     return BoundFused(
-        Call(batch[:-1], dims, found_complex),
+        Call(batch[:-1], dims, found_complex, in_pairs),
         batch,
         sizes,
         dtypes.computed(real),
@@ -115,9 +115,10 @@ def _sizes_of_states(declared: Fused, batch: Sequence[str], sizes: dict[str, int
                 sizes.setdefault(axis, size)
     lacking = [a for a in declared.axes if a not in sizes]
     if lacking:
+        other = "" if lacking[0] == TIME else ", or pass initial_state= with it"
         raise ShapeError(
             f"{declared.name}: nothing tells the size of the axis {lacking[0]}: no input has it. Give an "
-            f"input the axis {lacking[0]}, or pass initial_state= with it."
+            f"input the axis {lacking[0]}{other}."
         )
 
 

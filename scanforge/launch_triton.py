@@ -14,7 +14,7 @@ from math import prod
 import torch
 
 from scanforge import pipeline, split
-from scanforge.ir.scan import TIME, Scan, State, load
+from scanforge.ir.scan import TIME, Scan, State, is_outer, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.pipeline import Wanted
 from scanforge.plan import Held, Keep, KernelPlan, held_plan, keep_plan, kernel_plan
@@ -31,6 +31,7 @@ def forward(
     scan = load(text)
     sizes = sizes_of(scan, tensors, initial)
     result = allocate(text, tensors, initial, options, keep)
+    tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
     dims = {o.name: o.dims for o in scan.outputs}
     outputs = dict(zip(dims, result.outputs, strict=True))
     targets = _targets(dims, outputs, options.dtype)
@@ -49,6 +50,18 @@ def forward(
         _forward(text, scan, work.flipped() if options.reverse else work, sizes, options, kept)
     _settle(targets, outputs)
     return result
+
+
+def _spread(scan: Scan, tensors: Sequence[Tensor], held: str, computed: torch.dtype) -> list[Tensor]:
+    """Inputs of time and the held axis alone, which every lane reads: converted once, and not by every lane."""
+    alone = [
+        bool(held) and {TIME, held} <= set(i.axes) and all(is_outer(a) or a == held for a in i.axes)
+        for i in scan.inputs
+    ]
+    return [
+        t.to(computed) if narrow and t.is_floating_point() else t
+        for t, narrow in zip(tensors, alone, strict=True)
+    ]
 
 
 def _targets(
@@ -151,11 +164,12 @@ def backward(
     derived = pipeline.kernel_adjoint(text, wanted)
     sizes = sizes_of(scan, tensors, ()) | _sizes_of_states(scan, kept)
     dims = {i.name: i.dims for i in (*scan.inputs, *derived.scan.inputs)}
-    given = dict(zip((i.name for i in scan.inputs), tensors, strict=True))
+    own = dict(zip((i.name for i in scan.inputs), tensors, strict=True))
+    given = dict(zip(own, _spread(scan, tensors, pipeline.held_axis(text), options.dtype), strict=True))
     given |= dict(zip((n for _, n in derived.cotangents), cotangents, strict=True))
     keep = _keep(text, tensors, sizes, options)
     gradients = {
-        g: torch.empty_like(given[i], memory_format=torch.contiguous_format) for i, g in derived.gradients
+        g: torch.empty_like(own[i], memory_format=torch.contiguous_format) for i, g in derived.gradients
     }
     by_gradient = {g: dims[i] for i, g in derived.gradients}
     targets = _targets(by_gradient, gradients, options.dtype)

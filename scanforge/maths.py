@@ -131,11 +131,13 @@ def conj(x: Any) -> Any:
     return x.conj() if isinstance(x, Complex) else x
 
 
-def sqrt(x: Any, max_slope: float | None = None) -> Any:
+def sqrt(*args: Any, max_slope: float | None = None) -> Any:
     """Square root; its slope at 0 is infinite, as torch's, or with `max_slope` at most that.
 
     The slope is then `0.5 / sqrt(max(x, (2 max_slope)^-2))`, in every backend.
     """
+    _check_count("sqrt", ("x",), len(args))
+    (x,) = args
     if max_slope is None:
         return _call("sqrt", "sqrt", x)
     if isinstance(max_slope, bool) or not isinstance(max_slope, int | float) or not max_slope > 0:
@@ -147,7 +149,7 @@ def sqrt(x: Any, max_slope: float | None = None) -> Any:
     return x.builder.call("capped_sqrt", x, (2.0 * max_slope) ** -2)
 
 
-def sum(x: Any, axes: str) -> Any:
+def sum(x: Any = None, axes: Any = None) -> Any:
     """The sum over one axis or several of a recurrence, as in `sf.sum(self.C * self.h, "n")`."""
     if not is_value(x) or not isinstance(axes, str) or not axes.split():
         raise TraceError(

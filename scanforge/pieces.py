@@ -29,7 +29,7 @@ class Piece:
 
 
 def pieces_of(
-    builder: Builder, declared: Fused, elements: tuple[Operator, ...]
+    builder: Builder, declared: Fused, elements: tuple[Operator, ...], complex_states: frozenset[str]
 ) -> tuple[Program, list[Piece]]:
     """The element program, and the operators that its leaves belong to."""
     wanted = [declaration(type(e)) for e in elements]
@@ -48,18 +48,21 @@ def pieces_of(
     for element, operator in zip(elements, wanted, strict=True):
         fields, rest = rest[: len(operator.states)], rest[len(operator.states) :]
         _same_axes(declared, operator, fields)
-        pieces.append(_piece(builder, operator, type(element), element, fields, outputs, taken))
+        pieces.append(_piece(builder, element, fields, outputs, taken, complex_states))
     return check_program(drop_dead(builder.finish(outputs))), pieces
 
 
 def _piece(
-    builder: Builder, declared: Declaration, cls: type[Operator], element: Operator, fields: list[Named],
-    outputs: dict[str, Value], names: set[str],
+    builder: Builder, element: Operator, fields: list[Named], outputs: dict[str, Value], names: set[str],
+    complex_states: frozenset[str],
 ) -> Piece:  # fmt: skip
     """The operator of one element, renamed; its leaves' values join the outputs."""
+    declared = declaration(type(element))
     values = {leaf.name: element.__dict__[leaf.name] for leaf in declared.leaves}
     is_complex = frozenset(n for n, v in values.items() if isinstance(v, Complex))
-    operator, leaves, states = trace_real(cls, is_complex)
+    pairs = zip(fields, declared.states, strict=True)
+    in_pairs = frozenset(s.name for field, s in pairs if field.name in complex_states)
+    operator, leaves, states = trace_real(type(element), is_complex, in_pairs)
     taken = {*outputs, *names}
     renamed: dict[str, str] = {}
     for leaf in declared.leaves:

@@ -74,24 +74,25 @@ def prepare(
     *,
     dim: int = 1,
     cu_seqlens: Any = None,
-    steps: bool = True,
+    function: str = "scan",
 ) -> Prepared:
     """Check, trace and prove; nothing has run when an error is raised.
 
-    Packed sequences (`cu_seqlens`) have states of their own each. Without `steps` tensors have no time.
+    Packed sequences (`cu_seqlens`) have states of their own each. Tensors of a `step` have no time.
     """
     if isinstance(operator, type) and issubclass(operator, Recurrence):
-        return _recurrence(operator, tensors, initial, cu_seqlens, steps=steps)
-    if not steps:
+        return _recurrence(operator, tensors, initial, cu_seqlens, function)
+    if function == "step":
         tensors = {n: x.unsqueeze(1) if isinstance(x, Tensor) and x.ndim else x for n, x in tensors.items()}
-    return _bare(operator, tensors, initial, dim, cu_seqlens)
+    return _bare(operator, tensors, initial, dim, cu_seqlens, function)
 
 
 def _bare(
-    operator: type[Operator], tensors: dict[str, Tensor], initial: Any, dim: int, cu_seqlens: Any
-) -> Prepared:
+    operator: type[Operator], tensors: dict[str, Tensor], initial: Any, dim: int, cu_seqlens: Any,
+    function: str,
+) -> Prepared:  # fmt: skip
     declared = declaration(operator)
-    bound = bind(declared, tensors, dim)
+    bound = bind(declared, tensors, dim, function)
     given = initial if isinstance(initial, tuple | list) else [initial]
     complex_states = frozenset(
         s.name
@@ -104,7 +105,8 @@ def _bare(
     sizes = dict(zip(bound.natural, bound.shape, strict=True))
     packed = None if cu_seqlens is None else _bounds(declared, cu_seqlens, sizes, bound.device)
     named = [lanes] * len(declared.states)
-    made = _real_initial(declared, traced, inputs, initial, named, _sizes(sizes, packed), bound)
+    sized = _sizes(sizes, packed)
+    made = _real_initial(declared, traced, inputs, initial, named, sized, bound, function)
     dims = (lanes,) * len(traced.scan.states)
     return Prepared(
         declared, traced, traced.text, inputs, made, dims, sizes, bound.dtype, bound.device, packed
@@ -112,12 +114,12 @@ def _bare(
 
 
 def _recurrence(
-    cls: type[Recurrence], tensors: dict[str, Tensor], initial: Any, cu_seqlens: Any, *, steps: bool
+    cls: type[Recurrence], tensors: dict[str, Tensor], initial: Any, cu_seqlens: Any, function: str
 ) -> Prepared:
     declared = fused(cls)
-    bound = bind_recurrence(declared, tensors, initial, steps=steps)
+    bound = bind_recurrence(declared, tensors, initial, function)
     traced = front_recurrence(cls, bound.call)
-    if not steps:
+    if function == "step":
         tensors = {
             i.name: tensors[i.name].unsqueeze(dims.index(TIME)) if TIME in dims else tensors[i.name]
             for i, dims in zip(declared.inputs, bound.call.dims, strict=True)
@@ -125,7 +127,8 @@ def _recurrence(
     inputs = _real_inputs(traced, tensors)
     packed = None if cu_seqlens is None else _bounds(declared, cu_seqlens, bound.sizes, bound.device)
     named = [bound.state_dims(s) for s in declared.states]
-    made = _real_initial(declared, traced, inputs, initial, named, _sizes(bound.sizes, packed), bound)
+    sized = _sizes(bound.sizes, packed)
+    made = _real_initial(declared, traced, inputs, initial, named, sized, bound, function)
     dims = tuple(d for d, (_, real) in zip(named, traced.states, strict=True) for _ in real)
     return Prepared(
         declared, traced, traced.text, inputs, made, dims, bound.sizes, bound.dtype, bound.device, packed
@@ -161,12 +164,12 @@ def _real_inputs(traced: Traced, tensors: dict[str, Tensor]) -> tuple[Tensor, ..
 
 def _real_initial(
     declared: Declaration | Fused, traced: Traced, inputs: Sequence[Tensor], initial: Any,
-    named: Sequence[tuple[str, ...]], sizes: dict[str, int], bound: Bound | BoundFused,
+    named: Sequence[tuple[str, ...]], sizes: dict[str, int], bound: Bound | BoundFused, function: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Every real state's initial tensor, of full shape in the scan's order of axes, in the carried dtype."""
     is_complex = [len(names) == 2 for _, names in traced.states]
     shapes = [tuple(sizes[a] for a in dims) for dims in named]
-    given = initial_states(declared, shapes, bound.device, initial, is_complex)
+    given = initial_states(declared, shapes, bound.device, initial, is_complex, function)
     scan = traced.scan
     carried = dict(zip((s.name for s in scan.states), state_dtypes(scan, inputs, bound.dtype), strict=True))
     made: list[Tensor] = []

@@ -61,10 +61,10 @@ def trace_operator(cls: type[Operator]) -> ir.Operator:
 
 
 def trace_real(
-    cls: type[Operator], complex_leaves: frozenset[str]
+    cls: type[Operator], complex_leaves: frozenset[str], complex_states: frozenset[str]
 ) -> tuple[ir.Operator, dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """The operator alone when these leaves are complex, with the real names of its leaves and states."""
-    names = _Names(declaration(cls), set(complex_leaves), set())
+    """The operator alone when these are complex, with the real names of its leaves and states."""
+    names = _Names(declaration(cls), set(complex_leaves), set(complex_states))
     operator = _operator(cls, names, ())
     leaves = {x.name: names.leaf(x.name) for x in names.declared.leaves}
     return operator, leaves, {s.name: names.state(s.name) for s in names.declared.states}

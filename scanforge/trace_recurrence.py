@@ -33,6 +33,7 @@ class Call:
     batch: tuple[str, ...]  # beside b, in the order of the dims
     dims: tuple[tuple[str, ...], ...]  # of each input
     complex_inputs: frozenset[str] = frozenset()
+    complex_states: frozenset[str] = frozenset()  # of the initial states that are given
 
 
 def trace_recurrence(cls: type[Recurrence], call: Call) -> Traced:
@@ -130,7 +131,7 @@ class _Tracer:
                 f"{builder.name} returns {shown(result)}, and must return an operator's element, or a tuple "
                 "of them: write `return sf.Affine(a=..., b=...)` or the like."
             )
-        return pieces_of(builder, self.declared, elements)
+        return pieces_of(builder, self.declared, elements, self.call.complex_states)
 
     def operator(self, pieces: list[Piece]) -> tuple[ir.Operator, tuple[tuple[str, tuple[str, ...]], ...]]:
         """All operators in one, its states those of the recurrence, with their axes."""

@@ -106,6 +106,7 @@ def launch(
         group=held.group,
         spacing=keep.spacing if keep else 0,
         sparse=keep is not None and keep.refill > 0,
+        nvidia=_nvidia(next(iter((work.inputs | work.starts).values())).tensor),
         packed=work.bounds is not None,
     )
     tile = _tile(work, lanes, held, rows=rows, least=keep.spacing if keep and not keep.refill else 0)
@@ -209,7 +210,11 @@ def call(
 
 def _fence(tensor: torch.Tensor, computed: torch.dtype) -> bool:
     """Warp fences and shuffles are inline assembly of NVIDIA's, on 32 bits."""
-    return tensor.is_cuda and torch.version.cuda is not None and computed == torch.float32
+    return _nvidia(tensor) and computed == torch.float32
+
+
+def _nvidia(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and torch.version.cuda is not None
 
 
 def _device(tensor: torch.Tensor) -> AbstractContextManager[Any]:

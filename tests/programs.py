@@ -22,6 +22,7 @@ import triton.language as tl
 
 FLOAT = tl.constexpr(tl.{float_type})
 INT = tl.constexpr(tl.int64)
+NVIDIA = tl.constexpr({nvidia})
 
 
 {helpers}
@@ -42,6 +43,7 @@ def source(program: Program, dtype: torch.dtype) -> str:
     text = function(program, "program", "One element.")
     inputs, outputs = [v.name for v in program.inputs], [f"y{k}" for k in range(len(program.outputs))]
     return _KERNEL.format(
+        nvidia=torch.cuda.is_available(),
         float_type=str(dtype).removeprefix("torch."),
         helpers=helpers(text),
         function=text,

@@ -16,6 +16,7 @@ from scanforge.emit.triton_maths import helpers
 from scanforge.emit.triton_text import block_function
 from scanforge.ir.program import Program
 from scanforge.ir.scan import Scan, State, before
+from scanforge.narrow import narrowed
 from scanforge.prune import drop_dead
 from scanforge.schedule import first, next_state, settled, step_program
 
@@ -36,10 +37,10 @@ class _Writer:
     def __init__(self, scan: Scan, step: Program, form: Form, primal: Scan | None) -> None:
         self.scan, self.form, self.down = scan, form, primal is not None
         within = frozenset(form.whole)
-        self.step = settled(scan, step, within)
+        self.step = narrowed(settled(scan, step, within))
         again = {i.name for i in scan.inputs if i.role == "state_before"} if primal else set()
         seen: tuple[State, ...] = primal.states if primal and again else ()
-        self.rerun = settled(primal, states_only(primal), within) if primal and seen else None
+        self.rerun = narrowed(settled(primal, states_only(primal), within)) if primal and seen else None
         read = [i.name for i in scan.inputs if i.name not in again]
         if seen and primal:
             read += [i.name for i in primal.inputs if i.name not in read]
@@ -53,7 +54,9 @@ class _Writer:
         self.padded = [a for a, n in zip(form.whole, form.sizes, strict=True) if n & (n - 1)]
 
     def kernel(self) -> Kernel:
-        head = _HEAD.format(name=self.scan.name, FLOAT=self.form.float_type, INT=self.form.int_type)
+        head = _HEAD.format(
+            name=self.scan.name, FLOAT=self.form.float_type, INT=self.form.int_type, NVIDIA=self.form.nvidia
+        )
         text = block_function(self.step, "step", "One step: the states after it, and the outputs.", self.form)
         if self.rerun:
             text += "\n\n" + block_function(self.rerun, "rerun", "One step of the forward pass.", self.form)
@@ -311,4 +314,5 @@ import triton.language as tl
 
 FLOAT = tl.constexpr(tl.{FLOAT})
 INT = tl.constexpr(tl.{INT})
+NVIDIA = tl.constexpr({NVIDIA})
 '''

@@ -25,6 +25,7 @@ class Form:
     group: int = 1  # entries that a backward kernel walks together
     spacing: int = 0  # a forward kernel keeps the states before every so many rows; 0: none
     sparse: bool = False  # and none for the rows that fill no tile: the spacing is of many tiles
+    nvidia: bool = False  # inline assembly may stand in it
     packed: bool = False  # the outermost group is of packed sequences
 
 

@@ -23,6 +23,7 @@ from scanforge.emit.triton_text import function
 from scanforge.emit.walk import Walk, before_name, state_name
 from scanforge.ir.program import Program
 from scanforge.ir.scan import Scan, State
+from scanforge.narrow import narrowed
 from scanforge.prune import drop_dead
 from scanforge.schedule import first, next_state, settled, stages, step_program
 
@@ -46,7 +47,7 @@ class _Writer:
     def __init__(self, scan: Scan, step: Program, form: Form, primal: Scan | None) -> None:
         self.scan, self.form, self.down = scan, form, primal is not None
         within = frozenset([form.held] if form.held else [])
-        step = settled(scan, step, within)
+        step = narrowed(settled(scan, step, within))
         again = {i.name for i in scan.inputs if i.role == "state_before"} if primal else set()
         rerun_states: tuple[State, ...] = primal.states if primal and again else ()
         read = [i.name for i in scan.inputs if i.name not in again]
@@ -69,13 +70,20 @@ class _Writer:
         self.walk = Walk(made, self.shape, form, own, seen)
         self.rerun = None
         if rerun_states and primal:
-            again_stages = stages(settled(primal, _states_only(primal), within), form.held)
+            again_stages = stages(narrowed(settled(primal, _states_only(primal), within)), form.held)
             assert again_stages is not None, f"{primal.name}: its states depend on a sum over {form.held}"
             self.rerun = Walk(again_stages, self.shape, form, seen, seen, rerun=True)
         self.firsts = [v.name for v in step.inputs if v.name.startswith(first(""))]
 
     def kernel(self) -> Kernel:
-        parts = [_HEAD.format(name=self.scan.name, FLOAT=self.form.float_type, INT=self.form.int_type)]
+        parts = [
+            _HEAD.format(
+                name=self.scan.name,
+                FLOAT=self.form.float_type,
+                INT=self.form.int_type,
+                NVIDIA=self.form.nvidia,
+            )
+        ]
         walks = [self.walk, *([self.rerun] if self.rerun else [])]
         text = "\n\n".join(function(p, name, doc) for w in walks for p, name, doc in w.functions())
         body = self.body()
@@ -354,4 +362,5 @@ import triton.language as tl
 
 FLOAT = tl.constexpr(tl.{FLOAT})
 INT = tl.constexpr(tl.{INT})
+NVIDIA = tl.constexpr({NVIDIA})
 '''

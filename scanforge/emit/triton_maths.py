@@ -1,10 +1,12 @@
 """Functions that generated kernels call: what Triton lacks, or has only from a device library.
 
-The text of those that a kernel uses stands at its head, so that the module runs on its own. They need
-`exp`, `log`, `erf` and correctly rounded `sqrt` only, and are good to a few units of rounding in fp32 and
-fp64 (the bounds are in the tests): expm1 and log1p use Kahan's quotients, in which the errors of u = exp(x)
-and of u = 1 + x cancel; a power goes through fp64, since exp turns an absolute error of p log x into a
-relative one.
+The text of those that a kernel uses stands at its head, so that the module runs on its own. They are good to
+a few units of rounding in fp32 and fp64 (the bounds are in the tests), and in fp32 they are short, since one
+warp a scheduler hides nothing: exp is 2 to a power, whose instruction needs no care for tiny results; expm1 is
+a polynomial on [-ln 2 / 2, ln 2 / 2], scaled; softplus a series of atanh; a reciprocal of what is at least 1
+is one instruction on NVIDIA's devices. In fp64, and for log1p, Kahan's quotients, in which the errors of
+u = exp(x) and of u = 1 + x cancel; a power goes through fp64, since exp turns an absolute error of p log x
+into a relative one.
 """
 
 from __future__ import annotations
@@ -31,9 +33,32 @@ def sqrt(x):
     else:
         return tl.sqrt(x)
 """,
+    "near_sqrt": """
+def near_sqrt(x):
+    return tl.sqrt(x)
+""",
     "rsqrt": """
 def rsqrt(x):
-    return 1.0 / sqrt(x)
+    if FLOAT == tl.float32:
+        return tl.rsqrt(x)
+    else:
+        return 1.0 / tl.sqrt(x)
+""",
+    "exp": """
+def exp(x):
+    if FLOAT == tl.float32:
+        return tl.exp2(x * 1.4426950408889634)
+    else:
+        return tl.exp(x)
+""",
+    "inverse": """
+def inverse(x):
+    if NVIDIA and FLOAT == tl.float32:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return 1.0 / x
 """,
     "reciprocal": """
 def reciprocal(x):
@@ -49,9 +74,18 @@ def cube(x):
 """,
     "expm1": """
 def expm1(x):
-    u = tl.exp(x)
-    small = (u - 1.0) * (x / tl.log(tl.where(u == 1.0, 2.0 * u, u)))
-    return tl.where(u == 1.0, x, tl.where(x < -1.0, u - 1.0, tl.where(x > 1.0, u - 1.0, small)))
+    if FLOAT == tl.float32:
+        near = tl.where(x > 89.0, 89.0, tl.where(x < -104.0, -104.0, x))
+        n = tl.floor(near * 1.4426950408889634 + 0.5)
+        f = (near - n * 0.693359375) + n * 2.12194440e-4
+        p = (((((1.9875691500e-4 * f + 1.3981999507e-3) * f + 8.3334519073e-3) * f + 4.1665795894e-2) * f
+              + 1.6666665459e-1) * f + 5.0000001201e-1) * (f * f) + f
+        scale = tl.exp2(n - 1.0)  # of half the result, which overflows last
+        return 2.0 * (scale * p + (scale - 0.5))
+    else:
+        u = tl.exp(x)
+        small = (u - 1.0) * (x / tl.log(tl.where(u == 1.0, 2.0 * u, u)))
+        return tl.where(u == 1.0, x, tl.where(x < -1.0, u - 1.0, tl.where(x > 1.0, u - 1.0, small)))
 """,
     "log1p": """
 def log1p(x):
@@ -62,11 +96,19 @@ def log1p(x):
 """,
     "sigmoid": """
 def sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
+    return inverse(1.0 + exp(-x))
 """,
     "softplus": """
 def softplus(x):
-    return tl.where(x > 20.0, x, log1p(tl.exp(tl.where(x > 20.0, 0.0 * x, x))))
+    if FLOAT == tl.float32:
+        t = exp(-tl.abs(x))
+        s = t * inverse(2.0 + t)
+        q = s * s
+        series = (((((0.15384615 * q + 0.18181818) * q + 0.22222222) * q + 0.28571429) * q + 0.4) * q
+                  + 0.66666667) * q + 2.0
+        return tl.where(x > 0.0, x, 0.0) + s * series
+    else:
+        return tl.where(x > 20.0, x, log1p(tl.exp(tl.where(x > 20.0, 0.0 * x, x))))
 """,
     "silu": """
 def silu(x):

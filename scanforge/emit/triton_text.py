@@ -9,7 +9,7 @@ from scanforge.emit.triton_maths import HELPERS
 from scanforge.ir.primitives import primitive
 from scanforge.ir.program import Line, Number, Program
 
-RESERVED = frozenset({*keyword.kwlist, *HELPERS, "tl", "triton", "FLOAT", "INT", "float"})
+RESERVED = frozenset({*keyword.kwlist, *HELPERS, "tl", "triton", "FLOAT", "INT", "NVIDIA", "float"})
 
 
 # powers that are exact, or nearly so, by other means; torch takes the same apart

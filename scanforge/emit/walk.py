@@ -111,7 +111,7 @@ class Walk:
                 for n in entries
             ]
             total = f"{self.prefix}sum{i}_{name}"
-            lines.append(f"{total} = {_tree(terms if begin else [total, *terms])}")
+            lines.append(f"{total} = {_chains(terms if begin else [total, *terms])}")
         return lines
 
 
@@ -125,9 +125,7 @@ def before_name(state: str, i: int, n: Entry) -> str:
     return f"before{i}_{state}" if n is None else f"before{i}n{n}_{state}"
 
 
-def _tree(terms: list[str]) -> str:
-    """A sum in pairs: short chains of dependent additions."""
-    while len(terms) > 1:
-        pairs = [f"({a} + {b})" for a, b in zip(terms[::2], terms[1::2], strict=False)]
-        terms = pairs + terms[len(pairs) * 2 :]
-    return terms[0][1:-1] if terms[0].startswith("(") else terms[0]
+def _chains(terms: list[str]) -> str:
+    """A sum in four chains: a product joins its chain in one instruction, and chains wait for themselves alone."""
+    chains = [" + ".join(terms[k::4]) for k in range(min(4, len(terms)))]
+    return " + ".join(f"({c})" if " + " in c and k else c for k, c in enumerate(chains))

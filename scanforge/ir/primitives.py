@@ -133,9 +133,12 @@ _ARITHMETIC = [
 ]
 
 _FUNCTIONS = [
-    Primitive("exp", "float", "exp({0})", "torch.exp({0})", "tl.exp({0})", lambda g, y, x: (g * y,),
+    Primitive("exp", "float", "exp({0})", "torch.exp({0})", "exp({0})", lambda g, y, x: (g * y,),
               lambda m, x: m.exp(x), lambda s, x: s.exp(x),
               doc="e to the x."),
+    Primitive("exp2", "float", "exp2({0})", "torch.exp2({0})", "tl.exp2({0})",
+              lambda g, y, x: (g * (y * math.log(2.0)),), lambda m, x: m.mpf(2) ** x, lambda s, x: 2**x,
+              doc="2 to the x."),
     Primitive("log", "float", "log({0})", "torch.log({0})", "tl.log({0})", lambda g, y, x: (g / x,),
               lambda m, x: m.log(x), lambda s, x: s.log(x),
               doc="Natural logarithm."),
@@ -152,7 +155,7 @@ _FUNCTIONS = [
               lambda m, x: m.sqrt(x), lambda s, x: s.sqrt(x),
               doc="Square root; its slope at 0 is infinite, as torch's."),
     # sf.sqrt(x, max_slope): the root, whose slope is that at `floor` below it
-    Primitive("capped_sqrt", "float", "sqrt({0}, slope as from {1})", "torch.sqrt({0})", "sqrt({0})",
+    Primitive("capped_sqrt", "float", "sqrt({0}, slope as from {1})", "torch.sqrt({0})", "near_sqrt({0})",
               lambda g, y, x, floor: (g * (0.5 * x.call("maximum", floor).call("rsqrt")), None),
               lambda m, x, floor: m.sqrt(x), lambda s, x, floor: s.sqrt(x)),
     Primitive("rsqrt", "float", "rsqrt({0})", "torch.rsqrt({0})", "rsqrt({0})",

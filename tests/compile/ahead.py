@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -110,6 +111,7 @@ def _carried(x: Tensor) -> torch.dtype:
 
 def build(launch: Launch, target: GPUTarget) -> Any:
     """The kernel compiled: its `asm` holds ttir, ttgir, and ptx and cubin or amdgcn."""
+    launch.function.fn.__globals__["NVIDIA"] = tl.constexpr(target.backend == "cuda")
     signature, constants, attributes = {}, {}, {}
     for p in launch.function.params:
         value, place = launch.arguments[p.name], (p.num,)

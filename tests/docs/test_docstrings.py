@@ -22,6 +22,6 @@ def test_examples(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-@pytest.mark.parametrize("name", (*FACE, *FIELDS))
+@pytest.mark.parametrize("name", [*FACE, *FIELDS])
 def test_the_face_has_an_example(name):
     assert ">>> " in getattr(scanforge, name).__doc__

