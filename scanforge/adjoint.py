@@ -19,7 +19,7 @@ from scanforge.ir.check import check_program, check_scan
 from scanforge.ir.program import Program, fresh
 from scanforge.ir.scan import TIME, Input, Operator, Output, Scan, State, before, is_outer
 from scanforge.ir.value import Value
-from scanforge.prune import drop_unread_inputs, tidy
+from scanforge.prune import drop_guards, drop_unread_inputs, tidy
 from scanforge.schedule import next_state
 from scanforge.vjp import pull_back
 
@@ -166,7 +166,7 @@ class _Derivation:
     ) -> Program:
         """The whole step with the inputs and states that are left, shaped as `step_program` shapes one."""
         mus = [self.mu[s.name] for s in needed]
-        part = self._part(whole, [*map(next_state, mus), *gradients.values()])
+        part = self._part(drop_guards(whole), [*map(next_state, mus), *gradients.values()])
         inputs = tuple(v for v in part.inputs if v.name in {*read, *map(before, mus)})
         return check_program(replace(part, name=f"{self.scan.name}.adjoint.step", inputs=inputs))
 

@@ -87,6 +87,11 @@ def check_writable(call: Prepared, states: Sequence[Any]) -> None:
                 f"{where} needs a state of shape {tuple(fresh.shape)} in {fresh.dtype}, and got "
                 f"{tuple(x.shape)} in {x.dtype}: pass what sf.scan or sf.step returned."
             )
+        if any(stride == 0 and n > 1 for stride, n in zip(x.stride(), x.shape, strict=True)):
+            raise ArgumentError(
+                f"{where} writes into the state, and the entries of the one that is given share memory: "
+                "write state.clone()."
+            )
 
 
 def _axes(call: Prepared) -> tuple[str, ...]:

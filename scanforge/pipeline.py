@@ -19,7 +19,7 @@ from scanforge.adjoint import Adjoint, adjoint, full_adjoint
 from scanforge.cache import load_kernel_module, load_module
 from scanforge.compose import carry, on_itself
 from scanforge.declare import Operator, declaration
-from scanforge.emit import ordered_tile
+from scanforge.emit import block, ordered_tile
 from scanforge.emit.ordered_tile import Form, Kernel
 from scanforge.emit.reference import module
 from scanforge.ir.builder import Builder
@@ -27,7 +27,7 @@ from scanforge.ir.program import Program
 from scanforge.ir.scan import TIME, Leaf, Output, Scan, before, dump, load
 from scanforge.laws import ensure
 from scanforge.facts import expanded_axes
-from scanforge.plan import held_plan, keep_plan, tile_plan
+from scanforge.plan import Inside, held_plan, keep_plan, tile_plan
 from scanforge.prune import drop_unread_inputs
 from scanforge.recurrence import Recurrence
 from scanforge.schedule import settled, stages, step_program, whole_axes
@@ -93,19 +93,23 @@ def executable(text: str, lowering: str) -> Callable[..., Any]:
 
 
 @lru_cache(maxsize=4096)
-def held_axis(text: str) -> str:
-    """The axis whose entries one thread of a kernel holds: of the states, but of no output over time."""
+def inside_axes(text: str) -> Inside:
+    """The axes that a kernel's program holds whole: expanded ones, and those of sums that outputs cannot take."""
     scan = load(text)
-    axes = expanded_axes(scan)
-    if len(axes) != 1:
-        return ""
-    (axis,) = axes
-    within = frozenset(axes)
     derived = full_adjoint(scan)
-    for part, step in ((scan, step_program(scan)), (derived.scan, derived.step)):
-        if whole_axes(part, step, within) != within or stages(settled(part, step, within), axis) is None:
-            return ""
-    return axis
+    parts = ((scan, step_program(scan)), (derived.scan, derived.step))
+    within = frozenset(expanded_axes(scan))
+    for part, step in parts:
+        within |= whole_axes(part, step, within)
+    axes = scan.order(within)
+    cut = len(axes) == 1 and all(stages(settled(part, step, within), axes[0]) for part, step in parts)
+    return Inside(axes, cut)
+
+
+def held_axis(text: str) -> str:
+    """The axis whose entries one thread of a kernel can hold, if there is one."""
+    inside = inside_axes(text)
+    return inside.axes[0] if inside.held else ""
 
 
 @lru_cache(maxsize=4096)
@@ -114,7 +118,7 @@ def forward_kernel(text: str, form: Form) -> tuple[Kernel, Any]:
     # text -> ir.Scan
     scan = load(text)
     # ir.Scan -> Kernel, Triton text
-    kernel = ordered_tile.forward_kernel(scan, form)
+    kernel = (block if form.whole else ordered_tile).forward_kernel(scan, form)
     # Triton text -> module on disk
     return kernel, load_kernel_module(kernel.source).kernel
 
@@ -131,7 +135,7 @@ def backward_kernel(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, Any]
     # text -> ir.Scan; ir.Scan -> Adjoint
     scan, derived = load(text), kernel_adjoint(text, wanted)
     # Adjoint, ir.Scan -> Kernel, Triton text
-    kernel = ordered_tile.backward_kernel(derived.scan, derived.step, scan, form)
+    kernel = (block if form.whole else ordered_tile).backward_kernel(derived.scan, derived.step, scan, form)
     # Triton text -> module on disk
     return kernel, load_kernel_module(kernel.source).kernel
 
@@ -182,7 +186,8 @@ def backward_aggregate(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, A
     # ir.Scan -> Adjoint -> the ir.Scan of its operator on itself
     aggregate = on_itself(kernel_adjoint(text, wanted).scan)
     # ir.Scan, ir.Scan -> Kernel, Triton text
-    kernel = ordered_tile.backward_kernel(aggregate, step_program(aggregate), scan, form)
+    emitter = block if form.whole else ordered_tile
+    kernel = emitter.backward_kernel(aggregate, step_program(aggregate), scan, form)
     # Triton text -> module on disk
     return kernel, load_kernel_module(kernel.source).kernel
 

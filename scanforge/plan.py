@@ -64,32 +64,71 @@ SHARED = 225_000  # bytes of shared memory of one processor
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """An axis whose entries lie in a thread's registers; no axis for most recurrences.
+class Inside:
+    """The axes that a step sums over and that therefore lie in one program; no axis for most recurrences.
 
-    `rows`, `lanes`, `stages` are the kernel's tile; a backward kernel walks `group` entries together.
+    `held` if a thread can hold the entries of the only one, since none depends on a sum over them.
+    """
+
+    axes: tuple[str, ...] = ()
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How axes lie in a program: one in each thread's registers (`axis`), or several over its threads (`whole`).
+
+    `rows`, `lanes`, `stages`, `warps` are the kernel's tile; a backward kernel walks `group` entries together.
     """
 
     axis: str = ""
     entries: int = 1
     group: int = 1
+    whole: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
     rows: int = 0
     lanes: int = 0
     stages: int = 0
+    warps: int = 1
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes, either way."""
+        return self.whole or ((self.axis,) if self.axis else ())
 
 
 MOST_ENTRIES = 32  # of a held axis: more do not fit the registers of a thread
 VALUES = 128  # rows times entries whose inputs a forward kernel spreads at a time
+BLOCK = 4096  # entries of whole axes times lanes, in one program
+OF_THREAD = 16  # of these in one thread, while there are threads
 
 
-def held_plan(axis: str, entries: int, steps: int, *, backward: bool) -> Held:
-    """The tile of a kernel that holds an axis (measured on an H200, docs/dev/lab-notes.md)."""
-    if not axis:
+def held_plan(inside: Inside, sizes: dict[str, int], steps: int, *, backward: bool) -> Held:
+    """The tile of a kernel with axes inside (measured on an H200, docs/dev/lab-notes.md)."""
+    if not inside.axes:
         return Held()
+    entries = sizes[inside.axes[0]]
+    if not inside.held or entries > MOST_ENTRIES:
+        return _block_plan(inside.axes, sizes, steps, backward=backward)
     if backward:
-        return Held(axis, entries, 4, _at_most(steps, 4), 32, 3)
-    rows = max(1, VALUES // (1 << max(entries - 1, 0).bit_length()))
-    return Held(axis, entries, entries, _at_most(steps, min(rows, 16)), 64, 3)
+        return Held(inside.axes[0], entries, 4, rows=_at_most(steps, 4), lanes=32, stages=3)
+    rows = _at_most(steps, min(max(1, VALUES // _power(entries)), 16))
+    return Held(inside.axes[0], entries, entries, rows=rows, lanes=64, stages=3, warps=2)
+
+
+def _block_plan(axes: tuple[str, ...], sizes: dict[str, int], steps: int, *, backward: bool) -> Held:
+    whole = tuple(sizes[a] for a in axes)
+    block = prod(map(_power, whole))
+    lanes = max(1, min(64, BLOCK // block))
+    warps = max(1, min(8, block * lanes // (32 * OF_THREAD)))
+    few = block * lanes // (32 * warps) <= OF_THREAD
+    rows = _at_most(steps, 4 if few else 2) if backward else 1
+    return Held(whole=axes, sizes=whole, rows=rows, lanes=lanes, stages=2, warps=warps)
+
+
+def _power(n: int) -> int:
+    """The smallest power of two that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 def tile_plan(
@@ -147,9 +186,11 @@ FILLING = 8192  # lanes that fill the device: below, time is split (measured on 
 LONG = 1024  # steps from which that pays
 
 
-def kernel_plan(scan: Scan, sizes: dict[str, int], lowering: str = "", held: str = "") -> KernelPlan:
+def kernel_plan(
+    scan: Scan, sizes: dict[str, int], lowering: str = "", inside: tuple[str, ...] = ()
+) -> KernelPlan:
     """Ordered tiles where the lanes fill the device, else time in chunks; `lowering` forces one."""
-    steps, lanes = sizes[TIME], prod(sizes[a] for a in scan.lanes if a != held)
+    steps, lanes = sizes[TIME], prod(sizes[a] for a in scan.lanes if a not in inside)
     worth = lanes < FILLING and steps >= LONG and bool(scan.states)
     chosen = lowering or ("split" if worth else "ordered_tile")
     few = f"{steps} steps are few" if steps < LONG else f"{lanes} lanes fill the device"
@@ -192,18 +233,20 @@ class Keep:
 BUDGET = {"": 0.5, "low": 0.16}  # of the bytes of inputs, outputs and gradients, for states that are kept
 
 
-def keep_plan(scan: Scan, sizes: dict[str, int], held: str, moved: int, memory: str, *, split: bool) -> Keep:
+def keep_plan(
+    scan: Scan, sizes: dict[str, int], inside: Inside, moved: int, memory: str, *, split: bool
+) -> Keep:
     """What is kept. `moved` are the bytes of inputs, outputs and gradients of the call.
 
     Expanded states are many times the inputs: they are kept before long segments alone.
     """
     steps = sizes[TIME]
-    if not held:
+    if not inside.axes:
         return Keep(spacing_of(scan, steps))
+    refill = held_plan(inside, sizes, steps, backward=True).rows
     if split:
-        return Keep(_at_most(steps, 4))
+        return Keep(refill)
     one = sum(4 * prod(sizes[a] for a in s.axes) for s in scan.states)
-    refill = _at_most(steps, 4)
     room = BUDGET[memory] * moved
     segment = CHUNK
     while segment < steps and one * (2 * segment // refill - (-steps // (2 * segment))) <= room:

@@ -16,7 +16,7 @@ from scanforge.ir.check import check_program
 from scanforge.ir.program import Line, Program, Var
 from scanforge.ir.scan import TIME, Scan, before, is_outer
 from scanforge.ir.value import Value
-from scanforge.prune import tidy
+from scanforge.prune import drop_guards, tidy
 
 
 def step_program(scan: Scan) -> Program:
@@ -37,7 +37,7 @@ def step_program(scan: Scan) -> Program:
     read = values | after
     outputs = builder.inline(scan.readout, {v.name: read[v.name] for v in scan.readout.inputs})
     steps = {next_state(name): value for name, value in after.items()}
-    return check_program(tidy(builder.finish(steps | outputs)))
+    return check_program(tidy(drop_guards(builder.finish(steps | outputs))))
 
 
 def next_state(state: str) -> str:

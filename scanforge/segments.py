@@ -91,7 +91,7 @@ def _masked(scan: Scan, program: Program, mask: Input, otherwise: Mapping[str, N
     real = given[mask.name]
     found = builder.inline(program, {v.name: real.call("guard", given[v.name]) for v in program.inputs})
     kept = {n: real.call("where", v, builder.const(otherwise[n], v.var.kind)) for n, v in found.items()}
-    return check_program(builder.finish(kept))
+    return check_program(drop_dead(builder.finish(kept)))
 
 
 def _with_inputs(scan: Scan, program: Program, added: Sequence[Input]) -> Program:

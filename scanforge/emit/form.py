@@ -23,6 +23,8 @@ class Form:
     held: str = ""  # the axis whose entries one thread holds
     entries: int = 1  # of the held axis
     group: int = 1  # entries that a backward kernel walks together
+    whole: tuple[str, ...] = ()  # axes that lie in a program whole, as dimensions of its tensors
+    sizes: tuple[int, ...] = ()  # of these
     spacing: int = 0  # a forward kernel keeps the states before every so many rows; 0: none
     sparse: bool = False  # and none for the rows that fill no tile: the spacing is of many tiles
     nvidia: bool = False  # inline assembly may stand in it
@@ -38,6 +40,7 @@ class Room:
     timed: bool
     inner: bool
     held: bool
+    whole: tuple[bool, ...] = ()  # of each whole axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ def room(form: Form, name: str, kind: str, axes: Iterable[str]) -> Room:
     timed = TIME in own
     if timed:
         own.add(CHUNK_AXIS)
-    return Room(name, kind, timed, bool(own & set(form.inner)), bool(form.held) and form.held in own)
+    held = bool(form.held) and form.held in own
+    return Room(name, kind, timed, bool(own & set(form.inner)), held, tuple(a in own for a in form.whole))
 
 
 def state_room(form: Form, state: State) -> Room:

@@ -75,12 +75,14 @@ def cube(x):
     "expm1": """
 def expm1(x):
     if FLOAT == tl.float32:
-        near = tl.where(x > 89.0, 89.0, tl.where(x < -104.0, -104.0, x))
-        n = tl.floor(near * 1.4426950408889634 + 0.5)
+        near = tl.where(x > 89.0, 89.0, tl.where(x < -64.0, -64.0, x))
+        shifted = near * 1.4426950408889634 + 12582912.0  # its low bits are the whole number n
+        n = shifted - 12582912.0
         f = (near - n * 0.693359375) + n * 2.12194440e-4
         p = (((((1.9875691500e-4 * f + 1.3981999507e-3) * f + 8.3334519073e-3) * f + 4.1665795894e-2) * f
               + 1.6666665459e-1) * f + 5.0000001201e-1) * (f * f) + f
-        scale = tl.exp2(n - 1.0)  # of half the result, which overflows last
+        half = (shifted.to(tl.int32, bitcast=True) << 23) + 0x3F000000  # 2^(n - 1), so that doubling overflows last
+        scale = half.to(tl.float32, bitcast=True)
         return 2.0 * (scale * p + (scale - 0.5))
     else:
         u = tl.exp(x)

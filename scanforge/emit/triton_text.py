@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 
 from scanforge.emit.folding import Folder, Locals
+from scanforge.emit.form import Form
 from scanforge.emit.triton_maths import HELPERS
 from scanforge.ir.primitives import primitive
 from scanforge.ir.program import Line, Number, Program
@@ -71,3 +72,41 @@ class _TritonFolder(Folder):
         """As everywhere, but a helper function takes tensors only."""
         plain = not self.template(line.op).partition("(")[0].isidentifier()  # operators and tl.where
         return plain and super().takes_literal(line)
+
+
+def block_function(program: Program, name: str, doc: str, form: Form) -> str:
+    """The same of values over whole axes and lanes; `live_<axis>` conditions follow the program's inputs."""
+    writer = _BlockFolder(program, form)
+    padded = [f"live_{a}" for a, n in zip(form.whole, form.sizes, strict=True) if n & (n - 1)]
+    body = [f"    {line.var.name} = {text}" for line, text in writer.statements()]
+    results = ", ".join(text for _, text in writer.results())
+    arguments = [*(writer.name(v.name) for v in program.inputs), *padded]
+    head = f"@triton.jit\ndef {name}({', '.join(arguments)}):"
+    return "\n".join([head, f'    """{doc}"""', *body, f"    return {results}"]) + "\n"
+
+
+class _BlockFolder(_TritonFolder):
+    """Sums over whole axes stand in the text; entries that only fill a power of two are left out by selection."""
+
+    def __init__(self, program: Program, form: Form) -> None:
+        self.form = form
+        super().__init__(program)
+
+    def sum(self, line: Line) -> str:
+        text = self.operand(line.args[0], None)
+        for axis in line.over:
+            k = self.form.whole.index(axis)
+            if axis not in self.variables[line.args[0]].axes:
+                text = f"({text}) * {float(self.form.sizes[k])!r}"
+                continue
+            if self.form.sizes[k] & (self.form.sizes[k] - 1):
+                text = f"tl.where(live_{axis}, {text}, 0.0)"
+            text = f"tl.sum({text}, {k}, keep_dims=True)"
+        return text
+
+    def number(self, name: str, line: Line | None) -> str:
+        if line is not None:
+            return super().number(name, line)
+        kind = {"float": "FLOAT", "int": "INT", "bool": "tl.int1"}[self.variables[name].kind]
+        ones = ", ".join("1" * (len(self.form.whole) + 1))
+        return f"tl.full([{ones}], {literal(self.numbers[name])}, {kind})"

@@ -154,6 +154,11 @@ CASES = {
         ("inplace=True", "torch.no_grad()"),
     ),
     "in place of a smaller state": (step(h[:1], inplace=True), ARGUMENT, ("(2, 3)", "(1, 3)", "sf.step")),
+    "in place of an expanded state": (
+        step(h[:1].expand(2, 3), inplace=True),
+        ARGUMENT,
+        ("inplace=True", "share memory", "state.clone()"),
+    ),
     "prefixes with a mask": (
         lambda: sf.prefixes(sf.Affine, a=x, b=x, mask=x[..., 0]),
         ARGUMENT,
