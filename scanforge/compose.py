@@ -20,7 +20,8 @@ def on_itself(scan: Scan, dims: tuple[str, ...] | None = None) -> Scan:
     operator = scan.operator
     taken = [i.name for i in scan.inputs]
     names = {x.name: fresh(f"{x.name}_prefix", taken) for x in operator.leaves}
-    states = tuple(State(names[x.name], x.kind, scan.lanes, x.identity, x.domain) for x in operator.leaves)
+    axes = {x.name: scan.lanes for x in operator.leaves} if dims else leaf_axes(scan)
+    states = tuple(State(names[x.name], x.kind, axes[x.name], x.identity, x.domain) for x in operator.leaves)
     apply = Builder(f"{operator.name}.combine", where="")
     later = {f"later_{x.name}": apply.input(x.name, x.kind) for x in operator.leaves}
     earlier = {f"earlier_{x.name}": apply.input(names[x.name], x.kind) for x in operator.leaves}
@@ -38,12 +39,25 @@ def on_itself(scan: Scan, dims: tuple[str, ...] | None = None) -> Scan:
     return check_scan(on)
 
 
+def leaf_axes(scan: Scan) -> dict[str, tuple[str, ...]]:
+    """The lane axes that composed leaves have: those of every leaf that they are made of."""
+    axes = {x.name: set(scan.element.output(x.name).axes) - {TIME} for x in scan.operator.leaves}
+    reads = {
+        n: {r.partition("_")[2] for r in found} for n, found in scan.operator.combine.dependencies().items()
+    }
+    for _ in axes:  # as many rounds as a chain can be long
+        for leaf, others in reads.items():
+            axes[leaf] |= set().union(*(axes[o] for o in others))
+    return {leaf: scan.order(found) for leaf, found in axes.items()}
+
+
 def carry(scan: Scan) -> Scan:
     """The scan over aggregates, read out as the states before each."""
     operator = scan.operator
-    inputs = tuple(Input(x.name, x.kind, scan.axes) for x in operator.leaves)
+    axes = {n: scan.order((TIME, *own)) for n, own in leaf_axes(scan).items()}
+    inputs = tuple(Input(x.name, x.kind, axes[x.name]) for x in operator.leaves)
     element = Builder(f"{scan.name}.carry", scan.axes, where="")
-    leaves = {x.name: element.input(x.name, x.kind, scan.axes) for x in operator.leaves}
+    leaves = {x.name: element.input(x.name, x.kind, axes[x.name]) for x in operator.leaves}
     bare = replace(
         scan,
         name=f"{scan.name}.carry",
@@ -55,7 +69,7 @@ def carry(scan: Scan) -> Scan:
     )
     readout = Builder(f"{scan.name}.carry", scan.axes, where="")
     for i in inputs:
-        readout.input(i.name, i.kind, scan.axes)
+        readout.input(i.name, i.kind, axes[i.name])
     read = _states(readout, scan, scan.states)
     shown = {before(s.name): read[before(s.name)] for s in scan.states}
     return check_scan(replace(bare, readout=readout.finish(shown)))

@@ -17,7 +17,7 @@ from scanforge import pipeline, split
 from scanforge.ir.scan import TIME, Scan, State, is_outer, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.pipeline import Wanted
-from scanforge.plan import Held, Keep, KernelPlan, held_plan, keep_plan, kernel_plan
+from scanforge.plan import Keep, held_plan, keep_plan, kernel_plan
 from scanforge.views import View, aligned, of_state
 from scanforge.work import Views, Work, launch
 
@@ -96,11 +96,11 @@ def _states(
 def _forward(
     text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: Keep | None
 ) -> None:
-    axis = pipeline.held_axis(text)
-    chosen = kernel_plan(scan, sizes, options.lowering, axis)
+    inside = pipeline.inside_axes(text)
+    chosen = kernel_plan(scan, sizes, options.lowering, inside.axes)
     spacing = keep.spacing if keep else 0
     ran(LastRun(scan.name, chosen.plan))
-    held = partial(_held, axis, sizes, backward=False)
+    held = partial(held_plan, inside, sizes, backward=False)
     if chosen.chunks is None:
         make = partial(pipeline.forward_kernel, text)
         launch(make, work, options.dtype, held(sizes[TIME]), keep=keep)
@@ -109,20 +109,16 @@ def _forward(
         split.forward(text, pipeline.chunked(text), work, how)
 
 
-def _held(axis: str, sizes: dict[str, int], steps: int, *, backward: bool) -> Held:
-    return held_plan(axis, sizes.get(axis, 1), steps, backward=backward)
-
-
 def _keep(text: str, tensors: Sequence[Tensor], sizes: dict[str, int], options: Options) -> Keep:
     """What the forward pass keeps, which the backward pass finds out again."""
-    scan, axis = load(text), pipeline.held_axis(text)
-    plan = kernel_plan(scan, sizes, options.lowering, axis)
+    scan, inside = load(text), pipeline.inside_axes(text)
+    plan = kernel_plan(scan, sizes, options.lowering, inside.axes)
     moved = 2 * sum(t.numel() * t.element_size() for t in tensors)
     dtypes = output_dtypes(scan, tensors, options.dtype)
     moved += sum(
         d.itemsize * prod(sizes[a] for a in o.axes) for o, d in zip(scan.outputs, dtypes, strict=True)
     )
-    return keep_plan(scan, sizes, axis, moved, options.memory, split=plan.chunks is not None)
+    return keep_plan(scan, sizes, inside, moved, options.memory, split=plan.chunks is not None)
 
 
 def allocate(
@@ -207,10 +203,10 @@ def _backward(
     text: str, wanted: Wanted, work: Work, sizes: dict[str, int], kept: Sequence[Tensor], keep: Keep,
     options: Options,
 ) -> None:  # fmt: skip
-    name, axis = load(text).name, pipeline.held_axis(text)
-    chosen = kernel_plan(load(text), sizes, options.lowering, axis)
+    name, inside = load(text).name, pipeline.inside_axes(text)
+    chosen = kernel_plan(load(text), sizes, options.lowering, inside.axes)
     ran(LastRun(f"{name}.adjoint", chosen.plan))
-    held = partial(_held, axis, sizes, backward=True)
+    held = partial(held_plan, inside, sizes, backward=True)
     if chosen.chunks is not None:
         scans = pipeline.chunked_adjoint(text, wanted)
         how = split.Split(chosen.chunks, keep.spacing, options.dtype, held)
@@ -228,7 +224,7 @@ def _in_segments(
 ) -> None:  # fmt: skip
     """Segment by segment, from the last: run forward again from the state kept before it, then the adjoint."""
     scan, axis = load(text), pipeline.held_axis(text)
-    held = partial(_held, axis, sizes)
+    held = partial(held_plan, pipeline.inside_axes(text), sizes)
     refill, back = (
         partial(pipeline.forward_kernel, pipeline.states_only(text)),
         partial(pipeline.backward_kernel, text, wanted),

@@ -20,7 +20,7 @@ from scanforge.cache import load_kernel_module, load_module
 from scanforge.compose import carry, on_itself
 from scanforge.declare import Operator, declaration
 from scanforge.emit import block, ordered_tile
-from scanforge.emit.ordered_tile import Form, Kernel
+from scanforge.emit.form import Form, Kernel
 from scanforge.emit.reference import module
 from scanforge.ir.builder import Builder
 from scanforge.ir.program import Program
@@ -155,7 +155,9 @@ def states_only(text: str) -> str:
 class Chunked:
     """The two scans beside a recurrence that runs in chunks, as text, and the names in them."""
 
-    leaves: tuple[tuple[Leaf, str], ...]  # of the aggregate, with the states that compose them
+    leaves: tuple[
+        tuple[Leaf, str, tuple[str, ...]], ...
+    ]  # of the aggregate, the states that compose them, axes
     aggregate: str
     carry: str
 
@@ -174,8 +176,8 @@ def chunked_adjoint(text: str, wanted: Wanted) -> Chunked:
 
 def _chunked(scan: Scan) -> Chunked:
     aggregate = on_itself(scan)
-    names = (s.name for s in aggregate.states)
-    return Chunked(tuple(zip(scan.operator.leaves, names, strict=True)), dump(aggregate), dump(carry(scan)))
+    leaves = tuple((x, s.name, s.axes) for x, s in zip(scan.operator.leaves, aggregate.states, strict=True))
+    return Chunked(leaves, dump(aggregate), dump(carry(scan)))
 
 
 @lru_cache(maxsize=4096)
@@ -196,30 +198,35 @@ def kernel_source(
     text: str, which: str, sizes: dict[str, int], dtype: torch.dtype, computed: torch.dtype
 ) -> str:
     """The text of the ordered-tile kernel that contiguous tensors of this dtype would run, for people."""
-    scan, axis = load(text), held_axis(text)
+    scan, inside = load(text), inside_axes(text)
     down, steps = which == "backward", sizes[TIME]
-    spacing = keep_plan(scan, sizes, axis, 1 << 62, "", split=True).spacing
-    lanes = [a for a in scan.lanes if a != axis]
-    held = held_plan(axis, sizes.get(axis, 1), steps, backward=down)
+    spacing = keep_plan(scan, sizes, inside, 0, "", split=True).spacing
+    held = held_plan(inside, sizes, steps, backward=down)
+    lanes = [a for a in scan.lanes if a not in held.axes]
     items = (dtype.itemsize,) * len(scan.inputs)
     count = prod(sizes[a] for a in lanes)
     tile = tile_plan(steps, count, 1, items, backward=down, rows=spacing if down else 0)
-    rows = (held.rows if axis else tile.rows) if not down else spacing
     form = Form(
-        rows,
-        len(lanes) - 1,
-        dtypes.name(computed),
-        "int64",
-        tuple(lanes[-1:]),
-        tuple((a,) for a in lanes[:-1]),
-        axis,
-        held.entries,
-        held.group,
+        rows=spacing if down else held.rows if held.axes else tile.rows,
+        outer=max(len(lanes) - 1, 0),
+        float_type=dtypes.name(computed),
+        int_type="int64",
+        inner=tuple(lanes[-1:]),
+        grid=tuple((a,) for a in lanes[:-1]),
+        held=held.axis,
+        entries=held.entries,
+        group=held.group,
+        whole=held.whole,
+        sizes=held.sizes,
     )
-    if not down:
-        return ordered_tile.forward_kernel(scan, form).source
+    emitter: Any = block if form.whole else ordered_tile
     derived = full_adjoint(scan)
-    return ordered_tile.backward_kernel(derived.scan, derived.step, scan, form).source
+    kernel: Kernel = (
+        emitter.backward_kernel(derived.scan, derived.step, scan, form)
+        if down
+        else emitter.forward_kernel(scan, form)
+    )
+    return kernel.source
 
 
 @lru_cache(maxsize=4096)

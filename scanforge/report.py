@@ -17,7 +17,7 @@ from scanforge.facts import facts
 from scanforge.ir.program import Program, Var
 from scanforge.ir.scan import TIME, Input, Output, Scan, before, is_outer, load, load_operator
 from scanforge.launch import kept_states
-from scanforge.pipeline import held_axis
+from scanforge.pipeline import inside_axes
 from scanforge.plan import Held, Tile, held_plan, keep_plan, kernel_plan, plan, tile_plan
 from scanforge.recurrence import Fused
 from scanforge.trace import Traced
@@ -143,7 +143,7 @@ def _plan(traced: Traced, sizes: dict[str, int], dtype: torch.dtype) -> str:
     shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
     kept = kept_states(scan, [dtype if o.kind == "float" else torch.int64 for o in scan.outputs], computed)
     held = [s.name for s in scan.states if s.name not in kept]
-    back, axis = full_adjoint(scan).scan, held_axis(traced.text)
+    back, inside = full_adjoint(scan).scan, inside_axes(traced.text)
     spacing = _spacing(traced.text, sizes, dtype)
     return _section(
         f"plan for {shown} in {dtypes.name(dtype)}",
@@ -154,18 +154,18 @@ def _plan(traced: Traced, sizes: dict[str, int], dtype: torch.dtype) -> str:
             f"kept for the backward pass: {_kept(held, kept, computed)}; on a GPU the states before every "
             f"{spacing} steps, from which the backward kernel runs forward again",
             f"bytes, each read or written once: forward {_bytes(scan, sizes, dtype, computed)}, "
-            f"backward {_bytes(back, sizes, dtype, computed, spacing if axis else 1)}",
+            f"backward {_bytes(back, sizes, dtype, computed, spacing if inside.axes else 1)}",
         ],
     )
 
 
 def _kernels(text: str, sizes: dict[str, int], dtype: torch.dtype) -> str:
     """The lowering and the tiles, forward and backward, of the kernels."""
-    scan, axis = load(text), held_axis(text)
-    chosen = kernel_plan(scan, sizes, held=axis)
+    scan, inside = load(text), inside_axes(text)
+    chosen = kernel_plan(scan, sizes, inside=inside.axes)
     cut = chosen.chunks
     steps, lanes = (cut.length, cut.count) if cut else (sizes[TIME], 1)
-    lanes *= prod(sizes[a] for a in scan.lanes if a != axis)
+    lanes *= prod(sizes[a] for a in scan.lanes if a not in inside.axes)
     tiles = []
     for name, fields, down in (
         ("forward", len(scan.inputs), False),
@@ -173,21 +173,22 @@ def _kernels(text: str, sizes: dict[str, int], dtype: torch.dtype) -> str:
     ):
         rows = _spacing(text, sizes | {TIME: steps}, dtype) if down else 0
         tile: Tile | Held = tile_plan(steps, lanes, 1, (dtype.itemsize,) * fields, backward=down, rows=rows)
-        if axis:
-            tile = held_plan(axis, sizes[axis], steps, backward=down)
+        held = held_plan(inside, sizes, steps, backward=down)
+        tile = held if held.axes else tile
         tiles.append(f"{name} R={tile.rows} BD={tile.lanes} NS={tile.stages}")
     chunks = f", {cut.count} chunks of {cut.length} steps" if cut else ""
-    held = f"; a thread holds the axis {axis}" if axis else ""
-    return f"Triton, {chosen.plan.lowering}: {chosen.plan.why}{chunks}; tiles {', '.join(tiles)}{held}"
+    who = "a thread holds the axis" if held.axis else "a program holds the axes"
+    where = f"; {who} {' '.join(held.axes)}" if held.axes else ""
+    return f"Triton, {chosen.plan.lowering}: {chosen.plan.why}{chunks}; tiles {', '.join(tiles)}{where}"
 
 
 def _spacing(text: str, sizes: dict[str, int], dtype: torch.dtype) -> int:
     """A GPU's forward pass keeps the states before every so many steps."""
-    scan, axis = load(text), held_axis(text)
+    scan, inside = load(text), inside_axes(text)
     fields: list[Input | Output] = [*scan.inputs, *scan.outputs]
     moved = sum(2 * dtype.itemsize * prod(sizes[a] for a in f.axes) for f in fields if f.kind == "float")
-    split = kernel_plan(scan, sizes, held=axis).chunks is not None
-    return keep_plan(scan, sizes, axis, moved, "", split=split).spacing
+    split = kernel_plan(scan, sizes, inside=inside.axes).chunks is not None
+    return keep_plan(scan, sizes, inside, moved, "", split=split).spacing
 
 
 def _kept(held: list[str], kept: list[str], computed: torch.dtype) -> str:

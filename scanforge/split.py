@@ -101,17 +101,28 @@ def _aggregates(scans: Chunked, work: Work, count: int, computed: torch.dtype) -
     """Room for one element of every chunk, in the types that are computed in."""
     first = next(iter((work.inputs | work.outputs).values()))
     kinds = {"float": computed, "int": dtypes.named(work.int_type()), "bool": torch.bool}
-    shape = (count, *first.shape[1:])
-    return {x.name: View.of(first.tensor.new_empty(shape, dtype=kinds[x.kind])) for x, _ in scans.leaves}
+    made = {}
+    for leaf, _, axes in scans.leaves:
+        has = (True, *(a in axes for a in work.axes))
+        like = View(
+            first.tensor.new_empty((), dtype=kinds[leaf.kind]),
+            0,
+            (count, *first.shape[1:]),
+            (0,) * len(has),
+            has,
+        )
+        made[leaf.name] = like.like()
+    return made
 
 
 def _reduce(scans: Chunked, chunks: Work, aggregates: Views) -> Work:
     """The walk that composes each chunk's elements, from the identity."""
     starts, ends = {}, {}
-    for leaf, name in scans.leaves:
-        room = aggregates[leaf.name].tensor
-        identity = View.of(room.new_full((), leaf.identity).expand(room.shape))  # one number, stride 0
-        starts[name], ends[name] = identity, aggregates[leaf.name]
+    for leaf, name, _ in scans.leaves:
+        room = aggregates[leaf.name]
+        one = room.tensor.new_full((), leaf.identity)
+        starts[name] = replace(room, tensor=one, offset=0, strides=(0,) * len(room.shape))  # one number
+        ends[name] = room
     assert chunks.axes[0] == CHUNK_AXIS
     return replace(chunks, outputs={}, starts=starts, ends=ends)
 

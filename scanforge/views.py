@@ -143,14 +143,14 @@ def lay_out(
     shape: Sequence[int],
     strides: Sequence[Sequence[int]],
     *,
-    held: int | None = None,
+    apart: frozenset[int] = frozenset(),
     first: int | None = None,
 ) -> Lanes:
     """Innermost is the axis that most tensors are contiguous along; neighbours collapse if they can.
 
-    The `held` axis is in no group; the `first` one is a group of its own, the outermost.
+    Axes that are kept `apart` are in no group; the `first` one is a group of its own, the outermost.
     """
-    axes = [i for i, size in enumerate(shape) if size != 1 and i not in {held, first}]
+    axes = [i for i, size in enumerate(shape) if size != 1 and i not in apart and i != first]
     axes.sort(key=lambda i: (sum(s[i] == 1 for s in strides), -sum(abs(s[i]) for s in strides)))
     groups: list[list[int]] = []
     for axis in axes:

@@ -72,8 +72,8 @@ class Work:
         over_time = [*self.inputs.values(), *self.outputs.values(), *self.kept.values()]
         states = [*self.starts.values(), *self.ends.values()]
         strides = [v.strides[1:] for v in over_time] + [v.strides for v in states]
-        at = self.axes.index(held.axis) if held.axis else None
-        return lay_out(self.shape(), strides, held=at, first=0 if self.bounds else None)
+        apart = frozenset(self.axes.index(a) for a in held.axes)
+        return lay_out(self.shape(), strides, apart=apart, first=0 if self.bounds else None)
 
     def int_type(self) -> str:
         """The type that ints are computed in."""
@@ -93,7 +93,7 @@ def launch(
     Outputs without time are added to what is there, since a call may be several launches.
     """
     lanes = work.lanes(held)
-    inner = {work.axes[i] for i in lanes.groups[-1]} or {a for a in work.axes if a != held.axis}
+    inner = {work.axes[i] for i in lanes.groups[-1]} or {*work.axes} - {*held.axes}
     form = Form(
         rows=0,
         outer=len(lanes.outer),
@@ -104,6 +104,8 @@ def launch(
         held=held.axis,
         entries=held.entries,
         group=held.group,
+        whole=held.whole,
+        sizes=held.sizes,
         spacing=keep.spacing if keep else 0,
         sparse=keep is not None and keep.refill > 0,
         nvidia=_nvidia(next(iter((work.inputs | work.starts).values())).tensor),
@@ -111,7 +113,7 @@ def launch(
     )
     tile = _tile(work, lanes, held, rows=rows, least=keep.spacing if keep and not keep.refill else 0)
     kernel, function = make(replace(form, rows=tile.rows))
-    if any(r.timed and not r.inner for r in kernel.outputs):
+    if not held.whole and any(r.timed and not r.inner for r in kernel.outputs):
         tile = replace(tile, lanes=32)  # a warp adds up its lanes
     sums = [_Sum.of(work, n, lanes, tile, computed) for n in work.outputs]
     placed = replace(work, outputs={n: s.view for n, s in zip(work.outputs, sums, strict=True)})
@@ -127,6 +129,8 @@ def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int) -> Til
         v.tensor.element_size() for v in work.inputs.values() if v.has[0] and any(v.has[1 + i] for i in inner)
     )
     down, steps = bool(rows), work.steps
+    if held.whole:
+        return Tile(rows or held.rows, held.lanes, held.stages)
     if held.axis:
         return Tile(rows or max(held.rows, least), held.lanes, held.stages)
     tile = tile_plan(steps, lanes.inner, prod(lanes.outer), items or (4,), backward=down, rows=rows)
@@ -195,6 +199,10 @@ def call(
     if held.axis:
         at = work.axes.index(held.axis)
         constants |= {f"sn_{t}": s[at] for t, s in over_lanes.items() if rooms[t].held}
+    for k, (axis, size) in enumerate(zip(held.whole, held.sizes, strict=True)):
+        at = work.axes.index(axis)
+        constants |= {f"sw{k}_{t}": s[at] for t, s in over_lanes.items() if rooms[t].whole[k]}
+        constants |= {f"W{k}": size, f"B{k}": 1 << max(size - 1, 0).bit_length()}
     first = next(iter(views.values())).tensor
     bounds = (work.bounds.steps, work.bounds.kept) if work.bounds else ()
     blocks = -(-lanes.inner // tile.lanes)
@@ -204,7 +212,7 @@ def call(
             work.steps, lanes.inner, *lanes.outer, *(work.kept[r.name].strides[0] for r in kernel.kept),
             *bounds, *(s for found in strides.values() for s in found[:-1]), **constants,
             BD=tile.lanes, NS=tile.stages, MASKED=lanes.inner % tile.lanes != 0, FENCE=_fence(first, computed),
-            num_warps=max(1, tile.lanes // 32),
+            num_warps=held.warps if held.whole else max(1, tile.lanes // 32),
         )  # fmt: skip
 
 

@@ -151,6 +151,7 @@ class _Writer:
                 "    place0 = tl.load(ptr_places + o0).to(tl.int64)",
             ]
         lines += [self.address(t, r) for t, r in self.tensors]
+        lines.append("    zero = (T * 0).to(tl.int64)")
         return lines + [
             f"    {self.first_entry(v.name)}" for v in self.step.inputs if v.name.startswith(first(""))
         ]
@@ -241,16 +242,16 @@ class _Writer:
         ]
 
     def walk_up(self) -> list[str]:
-        lines = ["    for t in tl.range(0, T, num_stages=NS):", "        row = t.to(tl.int64)"]
+        lines = ["    for t in tl.range(0, T, num_stages=NS):", "        row = zero + t"]
         body = self.load_rows("row", 0)
         spacing = self.form.spacing
         if self.shape.kept and self.form.sparse:
-            body += [f"at = row // {spacing}", f"if t % {spacing} == 0:"]
+            body += [f"at = row // {spacing}", f"if row % {spacing} == 0:"]
         elif self.shape.kept:
             body += [
                 f"whole = T // {spacing} * {spacing}",
-                f"at = tl.where(t < whole, t // {spacing}, T // {spacing} + t - whole).to(tl.int64)",
-                f"if (t >= whole) | (t % {spacing} == 0):",
+                f"at = tl.where(row < whole, row // {spacing}, T // {spacing} + row - whole)",
+                f"if (row >= whole) | (row % {spacing} == 0):",
             ]
         for r in self.shape.kept:
             value = f"tl.broadcast_to(x_{r.name}, {self.size(r)})"
@@ -263,14 +264,14 @@ class _Writer:
         r = self.form.rows
         lines = [f"    tiles = T // {r}", f"    for t in range(0, T - tiles * {r}):"]
         body = [
-            f"row = (T - 1 - t).to(tl.int64)",
+            f"row = zero + (T - 1 - t)",
             f"at = row - tiles * {r} + tiles",
             *self.load_rows("row", 0),
         ]
         body += [f"before0_{k.name} = {self.load_kept(k, 'at')}" for k in self.shape.kept]
         lines += [f"        {x}" for x in (*body, *self.one_step("row", 0))]
         lines.append("    for tile in range(0, tiles):")
-        body = [f"at = (tiles - 1 - tile).to(tl.int64)"]
+        body = ["at = zero + (tiles - 1 - tile)"]
         for i in range(r):
             body += [f"row{i} = at * {r} + {i}", *self.load_rows(f"row{i}", i)]
         body += [f"before0_{k.name} = {self.load_kept(k, 'at')}" for k in self.shape.kept]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from scanforge.emit.form import Form, Kernel, Room
 from scanforge.emit.rows import power_of_two, split_tile
@@ -96,9 +97,7 @@ class Frame:
         """Load the states of these tensors into registers."""
         rooms = [r for t, r in self.tensors if t == f"{prefix}_{r.name}"]
         return [
-            x
-            for r in rooms
-            for x in self.load_lanes(f"{prefix}_{r.name}", r, at, lambda n, r=r: names(r.name, n))
+            x for r in rooms for x in self.load_lanes(f"{prefix}_{r.name}", r, at, partial(names, r.name))
         ]
 
     def load_lanes(
@@ -130,9 +129,7 @@ class Frame:
             if not room.timed:
                 cast = "{0}" if room.kind == "bool" else _CASTS[room.kind]
                 name = room.name
-                lines += self.load_lanes(
-                    f"in_{name}", room, "at_", lambda n, name=name: untimed_name(name, n), cast
-                )
+                lines += self.load_lanes(f"in_{name}", room, "at_", partial(untimed_name, name), cast)
         return [f"    {x}" for x in lines]
 
     def cast(self, text: str, kind: str) -> str:
