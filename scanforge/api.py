@@ -171,8 +171,8 @@ def _run(
     chosen = choose(backend, call.device, name)
     options = replace(options, lowering=lowering_of(lowering, chosen, name), backend=chosen)
     inputs, initial = list(call.inputs), list(call.initial)
-    if call.packed is None:
-        return op.apply(call.text, inputs, initial, options)
+    if call.packed is None or (chosen == "triton" and options.lowering != "split"):
+        return op.apply(call.text, inputs, initial, options, call.packed)
 
     def run(part: list[Tensor], states: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         return op.apply(call.text, part, states, options)

@@ -14,10 +14,12 @@ from math import prod
 import torch
 
 from scanforge import pipeline, split
-from scanforge.ir.scan import TIME, Scan, State, is_outer, load
+from scanforge.ir.scan import BATCH, TIME, Scan, State, is_outer, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
+from scanforge.packed_work import packed, packed_rows, shared
 from scanforge.pipeline import Wanted
 from scanforge.plan import Keep, held_plan, keep_plan, kernel_plan
+from scanforge.refill import in_segments, room, states
 from scanforge.views import View, aligned, of_state
 from scanforge.work import Views, Work, launch
 
@@ -25,31 +27,47 @@ Tensor = torch.Tensor
 
 
 def forward(
-    text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool
-) -> Result:
-    """The recurrence of `text` on these inputs and initial states, as the reference's `run`."""
+    text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool,
+    bounds: Tensor | None = None,
+) -> Result:  # fmt: skip
+    """The recurrence of `text` on these inputs and initial states, as the reference's `run`.
+
+    `bounds` are those of packed sequences, whose states have a row each.
+    """
     scan = load(text)
-    sizes = sizes_of(scan, tensors, initial)
-    result = allocate(text, tensors, initial, options, keep)
+    sizes = _sizes(scan, tensors, initial, bounds)
+    result = allocate(text, tensors, initial, options, keep, bounds)
     tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
     dims = {o.name: o.dims for o in scan.outputs}
     outputs = dict(zip(dims, result.outputs, strict=True))
     targets = _targets(dims, outputs, options.dtype)
     work = Work(
         scan.lanes,
-        {i.name: aligned(scan, i.dims, t, sizes) for i, t in zip(scan.inputs, tensors, strict=True)},
-        {n: aligned(scan, dims[n], t, sizes) for n, t in targets.items()},
-        _states(scan, scan.states, initial, sizes),
-        _states(scan, scan.states, result.finals, sizes),
-        _states(scan, scan.states, result.kept, sizes, over=True) if keep else {},
+        {
+            i.name: aligned(scan, shared(i.dims, t, bounds), t, sizes)
+            for i, t in zip(scan.inputs, tensors, strict=True)
+        },
+        {n: aligned(scan, shared(dims[n], t, bounds), t, sizes) for n, t in targets.items()},
+        states(scan, scan.states, initial, sizes),
+        states(scan, scan.states, result.finals, sizes),
+        states(scan, scan.states, result.kept, sizes, over=True, alone=bounds is not None) if keep else {},
     )
+    kept = _keep(text, tensors, sizes, options, bounds) if keep else None
+    work = packed(work, sizes[TIME], bounds, kept, reverse=options.reverse)
     if not sizes[TIME]:
         _pass_through(result.finals, initial)
     elif prod(sizes.values()):
-        kept = _keep(text, tensors, sizes, options) if keep else None
         _forward(text, scan, work.flipped() if options.reverse else work, sizes, options, kept)
     _settle(targets, outputs)
     return result
+
+
+def _sizes(
+    scan: Scan, tensors: Sequence[Tensor], initial: Sequence[Tensor], bounds: Tensor | None
+) -> dict[str, int]:
+    """The sizes of axes; the batch of packed sequences counts them."""
+    sizes = sizes_of(scan, tensors, initial)
+    return sizes if bounds is None else sizes | {BATCH: bounds.numel() - 1}
 
 
 def _spread(scan: Scan, tensors: Sequence[Tensor], held: str, computed: torch.dtype) -> list[Tensor]:
@@ -82,17 +100,6 @@ def _settle(targets: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:
             outputs[n].copy_(target)
 
 
-def _states(
-    scan: Scan,
-    states: Sequence[State],
-    tensors: Sequence[Tensor],
-    sizes: dict[str, int],
-    *,
-    over: bool = False,
-) -> Views:
-    return {s.name: of_state(scan, s, t, sizes, over=over) for s, t in zip(states, tensors, strict=True)}
-
-
 def _forward(
     text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: Keep | None
 ) -> None:
@@ -109,7 +116,9 @@ def _forward(
         split.forward(text, pipeline.chunked(text), work, how)
 
 
-def _keep(text: str, tensors: Sequence[Tensor], sizes: dict[str, int], options: Options) -> Keep:
+def _keep(
+    text: str, tensors: Sequence[Tensor], sizes: dict[str, int], options: Options, bounds: Tensor | None
+) -> Keep:
     """What the forward pass keeps, which the backward pass finds out again."""
     scan, inside = load(text), pipeline.inside_axes(text)
     plan = kernel_plan(scan, sizes, options.lowering, inside.axes)
@@ -118,15 +127,17 @@ def _keep(text: str, tensors: Sequence[Tensor], sizes: dict[str, int], options: 
     moved += sum(
         d.itemsize * prod(sizes[a] for a in o.axes) for o, d in zip(scan.outputs, dtypes, strict=True)
     )
-    return keep_plan(scan, sizes, inside, moved, options.memory, split=plan.chunks is not None)
+    dense = plan.chunks is not None or bounds is not None
+    return keep_plan(scan, sizes, inside, moved, options.memory, split=dense)
 
 
 def allocate(
-    text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool
-) -> Result:
+    text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool,
+    bounds: Tensor | None = None,
+) -> Result:  # fmt: skip
     """Empty tensors for all that a forward kernel writes; also the shapes of the compiler's fake tensors."""
     scan = load(text)
-    sizes = sizes_of(scan, tensors, initial)
+    sizes = sizes_of(scan, tensors, initial) | ({} if bounds is None else {BATCH: 1})
     outputs = [
         tensors[0].new_empty([1 if d == "1" else sizes[d] for d in o.dims], dtype=dtype)
         for o, dtype in zip(scan.outputs, output_dtypes(scan, tensors, options.dtype), strict=True)
@@ -134,36 +145,27 @@ def allocate(
     finals = [torch.empty_like(x0, memory_format=torch.contiguous_format) for x0 in initial]
     if not keep:
         return Result(outputs, finals, [])
-    rows = _keep(text, tensors, sizes, options).rows(sizes[TIME])
-    axis = pipeline.held_axis(text)
-    return Result(
-        outputs, finals, [_room(scan, s, x0, rows, axis) for s, x0 in zip(scan.states, initial, strict=True)]
-    )
-
-
-def _room(scan: Scan, state: State, x0: Tensor, rows: int, held: str) -> Tensor:
-    """Room for states, of which the lanes of threads lie side by side: the held axis stands before them."""
-    axes = scan.order(state.axes)
-    if held not in axes:
-        return x0.new_empty((rows, *x0.shape))
-    at = axes.index(held)
-    rest = [n for i, n in enumerate(x0.shape) if i != at]
-    return x0.new_empty((rows, x0.shape[at], *rest)).movedim(1, at + 1)
+    plan = _keep(text, tensors, sizes, options, bounds)
+    rows = plan.rows(sizes[TIME]) if bounds is None else packed_rows(plan, sizes[TIME], bounds)
+    axis, alone = pipeline.held_axis(text), bounds is not None
+    kept = [room(scan, s, x0, rows, axis, alone=alone) for s, x0 in zip(scan.states, initial, strict=True)]
+    return Result(outputs, finals, kept)
 
 
 def backward(
     text: str, wanted: Wanted, tensors: Sequence[Tensor], kept: Sequence[Tensor],
-    cotangents: Sequence[Tensor], seeds: Sequence[Tensor], options: Options,
+    cotangents: Sequence[Tensor], seeds: Sequence[Tensor], options: Options, bounds: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """The gradients of the wanted inputs in the scan's order, and the adjoint's final states."""
     scan = load(text)
     derived = pipeline.kernel_adjoint(text, wanted)
-    sizes = sizes_of(scan, tensors, ()) | _sizes_of_states(scan, kept)
+    sizes = _sizes(scan, tensors, (), None) | _sizes_of_states(scan, kept)
+    sizes |= {} if bounds is None else {BATCH: bounds.numel() - 1}
     dims = {i.name: i.dims for i in (*scan.inputs, *derived.scan.inputs)}
     own = dict(zip((i.name for i in scan.inputs), tensors, strict=True))
     given = dict(zip(own, _spread(scan, tensors, pipeline.held_axis(text), options.dtype), strict=True))
     given |= dict(zip((n for _, n in derived.cotangents), cotangents, strict=True))
-    keep = _keep(text, tensors, sizes, options)
+    keep = _keep(text, tensors, sizes, options, bounds)
     gradients = {
         g: torch.empty_like(own[i], memory_format=torch.contiguous_format) for i, g in derived.gradients
     }
@@ -172,12 +174,13 @@ def backward(
     ends = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in seeds]
     work = Work(
         scan.lanes,
-        {n: aligned(scan, dims[n], t, sizes) for n, t in given.items()},
-        {g: aligned(scan, by_gradient[g], t, sizes) for g, t in targets.items()},
-        _states(scan, derived.scan.states, seeds, sizes),
-        _states(scan, derived.scan.states, ends, sizes),
-        _states(scan, scan.states, kept, sizes, over=True),
+        {n: aligned(scan, shared(dims[n], t, bounds), t, sizes) for n, t in given.items()},
+        {g: aligned(scan, shared(by_gradient[g], t, bounds), t, sizes) for g, t in targets.items()},
+        states(scan, derived.scan.states, seeds, sizes),
+        states(scan, derived.scan.states, ends, sizes),
+        states(scan, scan.states, kept, sizes, over=True, alone=bounds is not None),
     )
+    work = packed(work, sizes[TIME], bounds, keep, reverse=options.reverse)
     if not sizes[TIME]:
         _pass_through(ends, seeds)
     elif prod(sizes.values()):
@@ -212,42 +215,10 @@ def _backward(
         how = split.Split(chosen.chunks, keep.spacing, options.dtype, held)
         split.backward(text, wanted, scans, work, how)
     elif keep.refill:
-        _in_segments(text, wanted, work, kept, keep, sizes, options.dtype)
+        in_segments(text, wanted, work, kept, keep, sizes, options.dtype)
     else:
         make = partial(pipeline.backward_kernel, text, wanted)
         launch(make, work, options.dtype, held(sizes[TIME]), rows=keep.spacing)
-
-
-def _in_segments(
-    text: str, wanted: Wanted, work: Work, kept: Sequence[Tensor], keep: Keep, sizes: dict[str, int],
-    computed: torch.dtype,
-) -> None:  # fmt: skip
-    """Segment by segment, from the last: run forward again from the state kept before it, then the adjoint."""
-    scan, axis = load(text), pipeline.held_axis(text)
-    held = partial(held_plan, pipeline.inside_axes(text), sizes)
-    refill, back = (
-        partial(pipeline.forward_kernel, pipeline.states_only(text)),
-        partial(pipeline.backward_kernel, text, wanted),
-    )
-    dense = Keep(keep.refill)
-    rooms = [
-        _room(scan, s, x[0], dense.rows(keep.spacing), axis) for s, x in zip(scan.states, kept, strict=True)
-    ]
-    again = _states(scan, scan.states, rooms, sizes, over=True)
-    spare = _states(scan, scan.states, [torch.empty_like(x[0]) for x in kept], sizes)
-    passed = [{n: v.like() for n, v in work.starts.items()} for _ in range(2)]
-    mu, count = work.starts, keep.rows(work.steps)
-    for k in reversed(range(count)):
-        start = k * keep.spacing
-        length = min(keep.spacing, work.steps - start)
-        part = replace(work.part(start, length, k, 1), kept=again)
-        first = {n: v.row(k) for n, v in work.kept.items()}
-        forward_part = replace(part, outputs={}, starts=first, ends=spare)
-        launch(refill, forward_part, computed, held(length, backward=False), keep=dense)
-        after = passed[k % 2] if k else work.ends
-        down = held(length, backward=True)
-        launch(back, replace(part, starts=mu, ends=after), computed, down, rows=keep.refill)
-        mu = after
 
 
 def _pass_through(ends: Sequence[Tensor], starts: Sequence[Tensor]) -> None:

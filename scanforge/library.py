@@ -18,12 +18,13 @@ from scanforge.pipeline import Wanted
 Tensor = torch.Tensor
 SCAN = (
     "scan(str recurrence, Tensor[] inputs, Tensor[] initial, "
-    "bool reverse, str lowering, str backend, str memory, ScalarType dtype, bool keep) -> Tensor[]"
+    "bool reverse, str lowering, str backend, str memory, ScalarType dtype, bool keep, "
+    "Tensor? bounds) -> Tensor[]"
 )
 BACKWARD = (
     "scan_backward(str recurrence, str wanted, str present, bool initial, Tensor[] inputs, Tensor[] kept, "
-    "Tensor[] cotangents, Tensor[] seeds, bool reverse, str lowering, str memory, ScalarType dtype) "
-    "-> Tensor[]"
+    "Tensor[] cotangents, Tensor[] seeds, bool reverse, str lowering, str memory, ScalarType dtype, "
+    "Tensor? bounds) -> Tensor[]"
 )
 
 
@@ -53,9 +54,13 @@ def _scan(  # noqa: PLR0913, PLR0917 - as in the schema
     memory: str,
     dtype: torch.dtype,
     keep: bool,
+    bounds: Tensor | None,
 ) -> list[Tensor]:
-    run = launch_triton.forward if backend == "triton" else launch.run
-    result = run(recurrence, inputs, initial, Options(reverse, lowering, dtype, backend, memory), keep)
+    options = Options(reverse, lowering, dtype, backend, memory)
+    if backend == "triton":
+        result = launch_triton.forward(recurrence, inputs, initial, options, keep, bounds)
+    else:
+        result = launch.run(recurrence, inputs, initial, options, keep)
     return [*result.outputs, *result.finals, *result.kept]
 
 
@@ -69,11 +74,12 @@ def _fake_scan(  # noqa: PLR0913, PLR0917
     memory: str,
     dtype: torch.dtype,
     keep: bool,
+    bounds: Tensor | None,
 ) -> list[Tensor]:
     scan = load(recurrence)
     if backend == "triton":
         options = Options(reverse, lowering, dtype, backend, memory)
-        result = launch_triton.allocate(recurrence, inputs, initial, options, keep)
+        result = launch_triton.allocate(recurrence, inputs, initial, options, keep, bounds)
         return [*result.outputs, *result.finals, *result.kept]
     sizes = sizes_of(scan, inputs, initial)
     found = output_dtypes(scan, inputs, dtype)
@@ -100,10 +106,13 @@ def _backward(  # noqa: PLR0913, PLR0917 - as in the schema
     lowering: str,
     memory: str,
     dtype: torch.dtype,
+    bounds: Tensor | None,
 ) -> list[Tensor]:
     which = Wanted(frozenset(wanted.split()), frozenset(present.split()), initial)
     options = Options(reverse, lowering, dtype, "triton", memory)
-    gradients, ends = launch_triton.backward(recurrence, which, inputs, kept, cotangents, seeds, options)
+    gradients, ends = launch_triton.backward(
+        recurrence, which, inputs, kept, cotangents, seeds, options, bounds
+    )
     return [*gradients, *ends]
 
 
@@ -120,6 +129,7 @@ def _fake_backward(  # noqa: PLR0913, PLR0917
     lowering: str,
     memory: str,
     dtype: torch.dtype,
+    bounds: Tensor | None,
 ) -> list[Tensor]:
     names = wanted.split()
     given = zip(load(recurrence).inputs, inputs, strict=True)

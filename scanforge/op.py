@@ -34,15 +34,20 @@ class Call:
     inputs: int
     options: Options
     keep: bool  # what the backward pass needs
+    bounds: Tensor | None = None  # of packed sequences
 
 
 def apply(
-    text: str, inputs: Sequence[Tensor], initial: Sequence[Tensor], options: Options
+    text: str,
+    inputs: Sequence[Tensor],
+    initial: Sequence[Tensor],
+    options: Options,
+    bounds: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """(outputs, final states) of a recurrence, differentiable."""
+    """(outputs, final states) of a recurrence, differentiable; `bounds` are of packed sequences, on a GPU."""
     scan = load(text)
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *initial))
-    call = Call(text, len(inputs), options, keep)
+    call = Call(text, len(inputs), options, keep, bounds)
     if torch.compiler.is_compiling():
         results = _call_op(call, [*inputs, *initial])
     else:
@@ -63,6 +68,7 @@ def _call_op(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
         o.memory,
         o.dtype,
         call.keep,
+        call.bounds,
     )
     return results
 
@@ -122,7 +128,9 @@ def _gradients(
             states = _states_before(call, scan, inputs, initial, results)
             given |= {name: states[state] for state, name in derived.states_before}
         options = replace(call.options, reverse=not call.options.reverse)
-        gradients, ends = apply(text, [given[i.name] for i in derived.scan.inputs], seeds, options)
+        gradients, ends = apply(
+            text, [given[i.name] for i in derived.scan.inputs], seeds, options, call.bounds
+        )
     found = dict(zip((i for i, _ in derived.gradients), gradients, strict=True))
     mu = dict(zip(order, ends, strict=True))
     by_state = [mu.get(s.name) if need else None for s, need in zip(scan.states, needs[n:], strict=True)]
@@ -152,6 +160,7 @@ def _one_kernel(
         call.options.lowering,
         call.options.memory,
         call.options.dtype,
+        call.bounds,
     )
     n = len(derived.gradients)
     return results[:n], results[n:]
@@ -167,7 +176,7 @@ def _states_before(
 ) -> dict[str, Tensor]:
     """The state before each step, bit for bit the forward pass's; differentiable in grad mode."""
     if torch.is_grad_enabled():
-        outputs, _ = apply(pipeline.states_before(call.text), inputs, initial, call.options)
+        outputs, _ = apply(pipeline.states_before(call.text), inputs, initial, call.options, call.bounds)
         return dict(zip((s.name for s in scan.states), outputs, strict=True))
     found = output_dtypes(scan, inputs, call.options.dtype)
     kept = dict(zip(kept_states(scan, found, call.options.dtype), results[len(scan.outputs) :], strict=True))
@@ -196,10 +205,10 @@ def library() -> Any:
 
 
 def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    text, tensors, initial, reverse, lowering, backend, memory, dtype, keep = inputs
+    text, tensors, initial, reverse, lowering, backend, memory, dtype, keep, bounds = inputs
     scan = load(text)
     n, shown = len(scan.outputs), len(scan.outputs) + len(scan.states)
-    ctx.call = Call(text, len(tensors), Options(reverse, lowering, dtype, backend, memory), keep)
+    ctx.call = Call(text, len(tensors), Options(reverse, lowering, dtype, backend, memory), keep, bounds)
     ctx.needs = [t.requires_grad for t in (*tensors, *initial)]
     ctx.save_for_backward(*tensors, *initial, *output[:n], *output[shown:])
 
@@ -207,4 +216,4 @@ def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 def _backward_op(ctx: Any, cotangents: list[Tensor | None]) -> tuple[Any, ...]:
     gradients = _gradients(ctx.call, list(ctx.saved_tensors), cotangents, ctx.needs)
     n = ctx.call.inputs
-    return None, gradients[:n], gradients[n:], None, None, None, None, None, None
+    return None, gradients[:n], gradients[n:], None, None, None, None, None, None, None

@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from scanforge.ir.scan import TIME, Scan, State
+from scanforge.ir.scan import BATCH, TIME, Scan, State
 
 Tensor = torch.Tensor
 
@@ -99,11 +99,23 @@ def aligned(scan: Scan, dims: Sequence[str], tensor: Tensor, sizes: dict[str, in
     return _aligned(scan.axes, dims, tensor, sizes)
 
 
-def of_state(scan: Scan, state: State, tensor: Tensor, sizes: dict[str, int], *, over: bool = False) -> View:
-    """A state's tensor, its axes in the scan's order, on all lanes; `over` time or tiles if it has that first."""
+def of_state(
+    scan: Scan,
+    state: State,
+    tensor: Tensor,
+    sizes: dict[str, int],
+    *,
+    over: bool = False,
+    alone: bool = False,
+) -> View:
+    """A state's tensor, its axes in the scan's order, on all lanes; `over` time or tiles if it has that first.
+
+    With `alone` it has one row for all sequences of the batch.
+    """
     lead = (TIME,) * over
     rows = {TIME: tensor.shape[0]} if over else {}
-    return _aligned((*lead, *scan.lanes), (*lead, *scan.order(state.axes)), tensor, sizes | rows)
+    own = ("1" if alone and a == BATCH else a for a in scan.order(state.axes))
+    return _aligned((*lead, *scan.lanes), (*lead, *own), tensor, sizes | rows)
 
 
 def _aligned(axes: Sequence[str], dims: Sequence[str], tensor: Tensor, sizes: dict[str, int]) -> View:

@@ -12,6 +12,7 @@ import torch
 
 from scanforge import dtypes
 from scanforge.emit.form import CHUNK_AXIS, Form, Kernel
+from scanforge.ir.scan import BATCH
 from scanforge.plan import Held, Keep, Tile, tile_plan
 from scanforge.views import Lanes, View, lay_out
 
@@ -21,10 +22,11 @@ Views = dict[str, View]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Packed sequences: where each begins and ends, and where its rows of kept states begin."""
+    """Packed sequences: where each begins, how long it is, and where its rows of kept states begin."""
 
-    steps: Tensor  # [sequences + 1]
-    kept: Tensor  # [sequences]
+    begins: Tensor
+    lengths: Tensor
+    places: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class Work:
         states = [*self.starts.values(), *self.ends.values()]
         strides = [v.strides[1:] for v in over_time] + [v.strides for v in states]
         apart = frozenset(self.axes.index(a) for a in held.axes)
-        return lay_out(self.shape(), strides, apart=apart, first=0 if self.bounds else None)
+        return lay_out(
+            self.shape(), strides, apart=apart, first=self.axes.index(BATCH) if self.bounds else None
+        )
 
     def int_type(self) -> str:
         """The type that ints are computed in."""
@@ -161,7 +165,7 @@ class _Sum:
             return cls(target, target, (), None, False)
         sizes = list(lanes.sizes)
         sizes[-1] = -(-lanes.inner // tile.lanes)
-        own = [i for i, has in enumerate(target.has) if has]
+        own = [i for i, has in enumerate(target.has) if has and (target.strides[i] or target.shape[i] == 1)]
         order = tuple(sorted(own, key=lambda i: -abs(target.strides[i])))
         shape = [sizes[g] for g in lacking] + [target.shape[i] for i in order]
         dtype = computed if target.tensor.is_floating_point() else target.tensor.dtype
@@ -204,7 +208,8 @@ def call(
         constants |= {f"sw{k}_{t}": s[at] for t, s in over_lanes.items() if rooms[t].whole[k]}
         constants |= {f"W{k}": size, f"B{k}": 1 << max(size - 1, 0).bit_length()}
     first = next(iter(views.values())).tensor
-    bounds = (work.bounds.steps, work.bounds.kept) if work.bounds else ()
+    b = work.bounds
+    bounds = (b.begins, b.lengths, b.places) if b else ()
     blocks = -(-lanes.inner // tile.lanes)
     with _device(first):
         function[(blocks * prod(lanes.outer),)](

@@ -111,7 +111,7 @@ class _Writer:
         kept = [f"st_kept_{r.name}" for r in self.shape.kept]
         rows = [", ".join(f"ptr_{t}" for t in names)]
         rows.append(", ".join(["T", "LANES", *(f"N{k}" for k in outer), *kept]))
-        rows += ["ptr_bounds, ptr_places"] if self.form.packed else []
+        rows += ["ptr_begins, ptr_lengths, ptr_places"] if self.form.packed else []
         rows += [", ".join(f"s{k}_{t}" for k in outer) for t in names if outer]
         rows += [f"st_{t}: tl.constexpr" for t in self.timed]
         rows += [f"sd_{t}: tl.constexpr" for t in names]
@@ -146,8 +146,8 @@ class _Writer:
             rest = f"outer{k}"
         if self.form.packed:
             lines += [
-                "    begin = tl.load(ptr_bounds + o0).to(tl.int64)",
-                "    T = (tl.load(ptr_bounds + o0 + 1).to(tl.int64) - begin).to(tl.int32)",
+                "    begin = tl.load(ptr_begins + o0).to(tl.int64)",
+                "    T = tl.load(ptr_lengths + o0).to(tl.int32)",
                 "    place0 = tl.load(ptr_places + o0).to(tl.int64)",
             ]
         lines += [self.address(t, r) for t, r in self.tensors]

@@ -1,0 +1,87 @@
+"""Kernels compiled ahead in several processes, so that the one that measures loads them from the cache on disk.
+
+A process makes the calls of one part with its tensors on the GPU, and launches nothing: of the distinct
+kernels that the calls would launch it compiles every n-th, each exactly as its launch would.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+SECONDS = 150  # after which what is not compiled is left to the process that measures
+Call = Callable[[], Any]
+Makers = list[Callable[[], Call]]  # each makes a call; what it launches meanwhile is another part's
+
+
+class Ahead:
+    """The processes of each part."""
+
+    def __init__(self, command: list[str], parts: dict[str, int]) -> None:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.end = time.time() + SECONDS
+        self.running = {
+            name: [
+                subprocess.Popen([sys.executable, *command, f"{name}:{k}/{count}"], **quiet)
+                for k in range(count)
+            ]
+            for name, count in parts.items()
+        }
+
+    def wait(self, name: str) -> None:
+        """Until a part is compiled, or time is up."""
+        for process in self.running.get(name, []):
+            try:
+                process.wait(max(0.0, self.end - time.time()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def compile_part(text: str, makers: dict[str, Callable[[], Makers]], failures: tuple[type, ...]) -> int:
+    """Compile "name:k/n". What fails is left to the process that measures. The number of kernels compiled."""
+    name, _, share = text.partition(":")
+    mine, of = map(int, share.split("/"))
+    seen: dict[Any, bool] = {}
+    with launches(None):
+        for make in makers[name]():
+            try:
+                call = make()
+                with launches(lambda key: seen.setdefault(key, len(seen) % of == mine)):
+                    call()
+            except failures:
+                continue
+    return sum(seen.values())
+
+
+@contextmanager
+def launches(chosen: Callable[[Any], bool] | None) -> Iterator[None]:
+    """No kernel is launched; those that are chosen by what they are specialised on are compiled."""
+    run, done = JITFunction.run, set[Any]()
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        key = (id(self), *(_seen(x) for x in args), *sorted(kwargs.items()))
+        if chosen is not None and key not in done and chosen(key):
+            true_run(self, *args, grid=grid, warmup=True, **kwargs)
+        done.add(key)
+
+    true_run = _TRUE[0]
+    JITFunction.run = compile_only
+    try:
+        yield
+    finally:
+        JITFunction.run = run
+
+
+_TRUE = (JITFunction.run,)
+
+
+def _seen(x: Any) -> Any:
+    """What a launch is specialised on, roughly: one kernel compiled twice does no harm."""
+    return (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else (x == 1, x % 16 == 0)
