@@ -49,7 +49,7 @@ def compile_part(text: str, makers: dict[str, Callable[[], Makers]], failures: t
     name, _, share = text.partition(":")
     mine, of = map(int, share.split("/"))
     seen: dict[Any, bool] = {}
-    with launches(None):
+    with launches(lambda key: False):
         for make in makers[name]():
             try:
                 call = make()
@@ -61,27 +61,26 @@ def compile_part(text: str, makers: dict[str, Callable[[], Makers]], failures: t
 
 
 @contextmanager
-def launches(chosen: Callable[[Any], bool] | None) -> Iterator[None]:
-    """No kernel is launched; those that are chosen by what they are specialised on are compiled."""
-    run, done = JITFunction.run, set[Any]()
+def launches(chosen: Callable[[Any], bool]) -> Iterator[None]:
+    """No kernel is launched; those that are chosen, by what they are specialised on, are compiled."""
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        key = (id(self), *(_seen(x) for x in args), *sorted(kwargs.items()))
-        if chosen is not None and key not in done and chosen(key):
-            true_run(self, *args, grid=grid, warmup=True, **kwargs)
-        done.add(key)
+        if chosen((id(self), *map(_seen, args), *sorted(kwargs.items()))):
+            _RUN(self, *args, grid=grid, warmup=True, **kwargs)
 
-    true_run = _TRUE[0]
+    before = JITFunction.run
     JITFunction.run = compile_only
     try:
         yield
     finally:
-        JITFunction.run = run
+        JITFunction.run = before
 
 
-_TRUE = (JITFunction.run,)
+_RUN = JITFunction.run
 
 
 def _seen(x: Any) -> Any:
-    """What a launch is specialised on, roughly: one kernel compiled twice does no harm."""
-    return (x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else (x == 1, x % 16 == 0)
+    """What a launch is specialised on, roughly: a kernel that is compiled by two processes does no harm."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.data_ptr() % 16 == 0
+    return (x == 1, x % 16 == 0) if isinstance(x, int) else x

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scanforge import op
+from scanforge import launch_triton, op
 from scanforge.backend import choose, lowering_of
 from scanforge.boundaries import bounded, bounded_step, check_writable
 from scanforge.call import named_only
@@ -112,11 +112,16 @@ def step(
     if writes:
         check_writable(call, given)
     call = bounded_step(call, reset=reset, mask=mask, first=state is None)
-    outputs, finals = _run(call, Options(False, "", call.dtype), backend, None)
+    options = Options(False, "", call.dtype)
+    if writes and choose(backend, call.device, declared.name) == "triton":
+        options = replace(options, backend="triton")
+        result = launch_triton.forward(call.text, call.inputs, call.initial, options, False, inplace=True)
+        outputs, after = result.outputs, list(given)
+    else:
+        outputs, finals = _run(call, options, backend, None)
+        after = call.states(finals)
+        after = [old.copy_(new) for old, new in zip(given, after, strict=True)] if writes else after
     shown = [y.squeeze(_time_of(call, k)) for k, y in enumerate(call.outputs(outputs))]
-    after = call.states(finals)
-    if writes:
-        after = [old.copy_(new) for old, new in zip(given, after, strict=True)]
     return _one_or_tuple(shown), _one_or_tuple(after)
 
 

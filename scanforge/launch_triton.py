@@ -28,16 +28,18 @@ Tensor = torch.Tensor
 
 def forward(
     text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool,
-    bounds: Tensor | None = None,
+    bounds: Tensor | None = None, *, inplace: bool = False,
 ) -> Result:  # fmt: skip
     """The recurrence of `text` on these inputs and initial states, as the reference's `run`.
 
-    `bounds` are those of packed sequences, whose states have a row each.
+    `bounds` are those of packed sequences, whose states have a row each. With `inplace` the final states are
+    written into the initial ones.
     """
     scan = load(text)
     sizes = _sizes(scan, tensors, initial, bounds)
-    result = allocate(text, tensors, initial, options, keep, bounds)
-    tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
+    result = allocate(text, tensors, initial, options, keep, bounds, inplace=inplace)
+    if sizes[TIME] > 1:
+        tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
     dims = {o.name: o.dims for o in scan.outputs}
     outputs = dict(zip(dims, result.outputs, strict=True))
     targets = _targets(dims, outputs, options.dtype)
@@ -133,7 +135,7 @@ def _keep(
 
 def allocate(
     text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool,
-    bounds: Tensor | None = None,
+    bounds: Tensor | None = None, *, inplace: bool = False,
 ) -> Result:  # fmt: skip
     """Empty tensors for all that a forward kernel writes; also the shapes of the compiler's fake tensors."""
     scan = load(text)
@@ -142,7 +144,9 @@ def allocate(
         tensors[0].new_empty([1 if d == "1" else sizes[d] for d in o.dims], dtype=dtype)
         for o, dtype in zip(scan.outputs, output_dtypes(scan, tensors, options.dtype), strict=True)
     ]
-    finals = [torch.empty_like(x0, memory_format=torch.contiguous_format) for x0 in initial]
+    finals = list(initial)
+    if not inplace:
+        finals = [torch.empty_like(x0, memory_format=torch.contiguous_format) for x0 in initial]
     if not keep:
         return Result(outputs, finals, [])
     plan = _keep(text, tensors, sizes, options, bounds)

@@ -100,6 +100,7 @@ class Held:
 MOST_ENTRIES = 32  # of a held axis: more do not fit the registers of a thread
 VALUES = 128  # rows times entries whose inputs a forward kernel spreads at a time
 BLOCK = 4096  # entries of whole axes times lanes, in one program
+OF_STEP = 256  # the same of a single step
 OF_THREAD = 16  # of these in one thread, while there are threads
 
 
@@ -108,6 +109,8 @@ def held_plan(inside: Inside, sizes: dict[str, int], steps: int, *, backward: bo
     if not inside.axes:
         return Held()
     entries = sizes[inside.axes[0]]
+    if steps == 1 and not backward:  # all is read and written once, so that what is contiguous decides
+        return _block_plan(inside.axes, sizes, 1, backward=False, block=OF_STEP)
     if not inside.held or entries > MOST_ENTRIES:
         return _block_plan(inside.axes, sizes, steps, backward=backward)
     if backward:
@@ -116,12 +119,14 @@ def held_plan(inside: Inside, sizes: dict[str, int], steps: int, *, backward: bo
     return Held(inside.axes[0], entries, entries, rows=rows, lanes=64, stages=3, warps=2)
 
 
-def _block_plan(axes: tuple[str, ...], sizes: dict[str, int], steps: int, *, backward: bool) -> Held:
+def _block_plan(
+    axes: tuple[str, ...], sizes: dict[str, int], steps: int, *, backward: bool, block: int = BLOCK
+) -> Held:
     whole = tuple(sizes[a] for a in axes)
-    block = prod(map(_power, whole))
-    lanes = max(1, min(64, BLOCK // block))
-    warps = max(1, min(8, block * lanes // (32 * OF_THREAD)))
-    few = block * lanes // (32 * warps) <= OF_THREAD
+    entries = prod(map(_power, whole))
+    lanes = max(1, min(64, block // entries))
+    warps = max(1, min(8, entries * lanes // (32 * OF_THREAD)))
+    few = entries * lanes // (32 * warps) <= OF_THREAD
     rows = _at_most(steps, 4 if few else 2) if backward else 1
     return Held(whole=axes, sizes=whole, rows=rows, lanes=lanes, stages=2, warps=warps)
 

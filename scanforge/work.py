@@ -112,6 +112,7 @@ def launch(
         sizes=held.sizes,
         spacing=keep.spacing if keep else 0,
         sparse=keep is not None and keep.refill > 0,
+        single=work.steps == 1 and not rows and work.bounds is None,
         nvidia=_nvidia(next(iter((work.inputs | work.starts).values())).tensor),
         packed=work.bounds is not None,
     )

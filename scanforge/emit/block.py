@@ -241,7 +241,17 @@ class _Writer:
             if r.timed
         ]
 
+    def only_step(self) -> list[str]:
+        """One step, without a loop around it."""
+        body = self.load_rows("0", 0)
+        for r in self.shape.kept:
+            value = f"tl.broadcast_to(x_{r.name}, {self.size(r)})"
+            body.append(f"tl.store(at_kept_{r.name}, {value}, mask={self.mask(r)})")
+        return [f"    {x}" for x in (*body, *self.one_step("0", 0))]
+
     def walk_up(self) -> list[str]:
+        if self.form.single:
+            return self.only_step()
         lines = ["    for t in tl.range(0, T, num_stages=NS):", "        row = zero + t"]
         body = self.load_rows("row", 0)
         spacing = self.form.spacing

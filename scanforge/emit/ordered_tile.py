@@ -103,7 +103,7 @@ class _Writer:
                 lines += [f"    {x}" for x in w.call("once", 0)]
                 lines += [f"    {x}" for n in range(self.form.entries) for x in w.call("once_each", 0, n)]
         lines += [f"    {x} = tl.zeros([BD], FLOAT)" for x in self.accumulators()]
-        sections = [self.tiles(), self.rest()]
+        sections = [self.only_step()] if self.form.single else [self.tiles(), self.rest()]
         for section in reversed(sections) if self.down else sections:
             lines += section
         lines += [f"    {x}" for x in (*self.store_ends(), *self.store_accumulators())]
@@ -314,6 +314,18 @@ class _Writer:
         body += self.load_kept("row_") if self.down else self.keep_row()
         body += self.without_keeping().rows(1, lambda t, _: f"row_{t}")
         return lines + [f"        {x}" for x in (*body, *f.advance("row", 1, 1))]
+
+    def only_step(self) -> list[str]:
+        """One step, without a loop around it."""
+        f = self.frame
+        lines = [f"row_{t} = at_{t}" for t in f.timed]
+        lines += f.load_row()
+        lines += [
+            f"tl.store(at_kept_{k.name}{f.entry(f'kept_{k.name}', n)}, {state_name(k.name, n)}, mask=mask)"
+            for k in self.shape.kept
+            for n in f.entries(k)
+        ]
+        return [f"    {x}" for x in (*lines, *self.without_keeping().rows(1, lambda t, _: f"row_{t}"))]
 
     def without_keeping(self) -> _Writer:
         """Itself, for rows whose states `keep_row` stores."""

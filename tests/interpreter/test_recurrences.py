@@ -15,7 +15,7 @@ from torch import Tensor
 
 import scanforge as sf
 from tests.catalogue import chance, generator
-from tests.kernels import LAYOUTS, LOWERINGS, Place, every_lowering, guarded
+from tests.kernels import LAYOUTS, LOWERINGS, Place, Tiles, every_lowering, guarded
 from tests.recurrence_kernels import Row, check, in_pairs
 from tests.recurrences import BY_NAME, ENTRIES, Entry, Initial, draw
 from tests.reference.compare import cotangent, many
@@ -29,12 +29,19 @@ pytestmark = [
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 
 AXES = {
-    "few": {},
+    "few": {"b": 2, "h": 1},
     "ones": dict.fromkeys("bdnhkv", 1),
-    "primes": {"b": 3, "d": 5, "n": 3, "h": 1, "k": 5, "v": 7},
+    "primes": {"b": 3, "d": 5, "n": 3, "h": 1, "k": 3, "v": 5},
     "more lanes than a block": {"b": 1, "d": 33, "n": 3, "h": 1, "k": 2, "v": 37},
-    "lone entries": {"b": 2, "d": 4, "n": 1, "h": 3, "k": 1, "v": 1},
+    "lone entries": {"b": 2, "d": 2, "n": 1, "h": 2, "k": 1, "v": 1},
 }
+
+
+@pytest.fixture(autouse=True)
+def short_tiles(request, monkeypatch):
+    """Chunks of 4 steps, of one tile forward and of two backward; a held axis has tiles of 16 and 4 of its own."""
+    if "own_tiles" not in request.fixturenames:
+        Tiles(4, 2, chunk=4).force(monkeypatch)
 
 
 def any_rank(place: Place) -> Place:
@@ -62,7 +69,7 @@ PLACES: dict[str, Callable[[], Place]] = {
 FACTORS = {
     "entry": ENTRIES,
     "place": list(PLACES),
-    "length": (1, 3, 4, 5, 8, 9, 17, 19),  # tiles are of 8 and 4 steps, chunks of 16
+    "length": (1, 3, 4, 5, 8, 9, 17),  # around a tile, a chunk, two of them, and the longest tile
     "axes": list(AXES),
     "flags": ("", "reset", "mask", "reset and mask"),
     "start": ("default", "given", "shared"),
@@ -138,14 +145,18 @@ def test_any_two_options_of_each(entry):
         run(row, seed)
 
 
+# The interpreter cuts what it stores in bfloat16 instead of rounding it: twice the error of a rounding.
+QUANTITIES = {F32: ("forward", "gradient"), BF16: ("gradient", "gradient")}
+
+
 @every_entry
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_narrow_types(entry, dtype):
     """Outputs in the inputs' type, states in float32, gradients in the types of their inputs."""
     seed = ENTRIES.index(entry) + (dtype == BF16)
-    tensors, initial = draw(entry, dtype, seed=seed, t=13)
+    tensors, initial = draw(entry, dtype, seed=seed, t=9, h=1)
     got = check(
-        entry, tensors, tuple(x.float() for x in initial), quantities=("forward", "gradient"),
+        entry, tensors, tuple(x.float() for x in initial), quantities=QUANTITIES[dtype],
         reverse=bool(seed & 2), lowering=LOWERINGS[seed % len(LOWERINGS)],
     )  # fmt: skip
     assert {x.dtype for x in got.outputs} == {dtype}
@@ -159,9 +170,7 @@ def test_parameters_in_a_wider_type():
     entry = BY_NAME["Mamba"]
     tensors, initial = draw(entry, BF16, t=9)
     wide = {n: x.float() for n, x in tensors.items() if n in {"A_log", "D", "bias"}}
-    got = check(
-        entry, tensors | wide, tuple(x.float() for x in initial), quantities=("forward", "gradient")
-    )
+    got = check(entry, tensors | wide, tuple(x.float() for x in initial), quantities=QUANTITIES[BF16])
     assert got.outputs[0].dtype == BF16
     for name, x in got.gradients["both"].items():
         assert x.dtype == (F32 if name in wide or name.startswith("initial") else BF16), name
@@ -208,13 +217,13 @@ SSM_STATES = (1, 3, 5, 12, 24, 33, 40)
 def test_req28_sizes_of_an_expanded_state(entry, n, way):
     """One thread holds up to 32 entries; more lie in a block."""
     lowering = LOWERINGS[(n + (way == "reverse")) % 2]
-    check(entry, *draw(entry, b=1, t=6, d=3, n=n), reverse=way == "reverse", lowering=lowering)
+    check(entry, *draw(entry, b=1, t=5, d=3, n=n), reverse=way == "reverse", lowering=lowering)
 
 
-MATRICES = ((3, 16), (16, 24), (24, 3), (24, 16))
+MATRICES = ((3, 16), (16, 24), (24, 3))
 
 
 @pytest.mark.parametrize(("k", "v"), MATRICES, ids=str)
 @some("HGRN2")
 def test_req28_sizes_of_a_matrix(entry, k, v):
-    check(entry, *draw(entry, b=1, t=6, h=2, k=k, v=v), lowering=LOWERINGS[k % 3 % 2])
+    check(entry, *draw(entry, b=1, t=5, h=1, k=k, v=v), lowering=LOWERINGS[k % 3 % 2])
