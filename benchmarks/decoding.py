@@ -44,7 +44,9 @@ class Decoding:
         """The error of one step's output and state; an AssertionError beyond the table's bounds."""
         inputs, state = self.inputs[0], self.states[0].clone()
         doubles = {n: x.double() for n, x in inputs.items()}
-        doubles = {n: x.unsqueeze(1) if "t" in MAMBA.inputs[n].axes.split() else x for n, x in doubles.items()}
+        doubles = {
+            n: x.unsqueeze(1) if "t" in MAMBA.inputs[n].axes.split() else x for n, x in doubles.items()
+        }
         with torch.device(state.device):
             (y,), (after,) = MAMBA.loop(doubles, (state.double(),))
         with torch.no_grad():

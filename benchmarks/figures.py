@@ -1,9 +1,10 @@
-"""Figures and tables from a result of `benchmarks/scan.py`, and from nothing else.
+"""Figures and tables from results of `benchmarks/scan.py` and `benchmarks/fused.py`, and from nothing else.
 
-    python benchmarks/figures.py [RESULT.json] [--out FOLDER] [--pages FOLDER]
+    python benchmarks/figures.py [RESULT.json] [--fused RESULT.json] [--out FOLDER] [--pages FOLDER]
 
 Without a result the newest one in benchmarks/results. Draws fractions.png and operators.png into `--out`, and
-writes the tables between the markers in README.md and docs/performance.md under `--pages`.
+writes the tables between the markers in README.md and docs/performance.md under `--pages`. Where there is no
+result of fused recurrences the pages have no such section.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout runs, installed or not
 
+from benchmarks import fused_tables
 from benchmarks.record import RESULTS, ROOT
 from benchmarks.tables import (
     BACKWARD,
@@ -39,6 +41,7 @@ COLOURS = {FORWARD: "#1f77b4", TRAINING: "#8fbbda", BACKWARD: "#ff7f0e"}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("result", type=Path, nargs="?", help="the newest in benchmarks/results by default")
+    parser.add_argument("--fused", type=Path, help="of fused.py, the newest in benchmarks/results by default")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the figures' folder")
     parser.add_argument("--pages", type=Path, default=ROOT, help="the folder of README.md and docs/")
     options = parser.parse_args()
@@ -49,19 +52,24 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     draw_fractions(result, options.out / "fractions.png")
     draw_operators(result, options.out / "operators.png")
+    fused = options.fused or newest(RESULTS, fused=True)
+    sections = fused_tables.sections(load(fused, "benchmarks/fused.py") if fused else None)
     for name, text in tables(result).items():
         page = options.pages / name
-        page.write_text(filled(page.read_text(encoding="utf-8"), text), encoding="utf-8")
-    print(f"{path.name}: drawn in {options.out.name}, tables in {', '.join(PAGES)}")
+        whole = filled(page.read_text(encoding="utf-8"), text)
+        whole = filled(whole, sections[name], fused_tables.BEGIN, fused_tables.END)
+        page.write_text(whole, encoding="utf-8")
+    sources = " and ".join(p.name for p in (path, fused) if p)
+    print(f"{sources}: drawn in {options.out.name}, tables in {', '.join(PAGES)}")
 
 
-def newest(folder: Path) -> Path | None:
-    """The result with the latest date in its name."""
-    found = sorted(folder.glob("*.json"))
+def newest(folder: Path, *, fused: bool = False) -> Path | None:
+    """The result with the latest date in its name: of bare operators, or of fused recurrences."""
+    found = sorted(p for p in folder.glob("*.json") if ("-fused-" in p.name) == fused)
     return found[-1] if found else None
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path, script: str = "benchmarks/scan.py") -> dict[str, Any]:
     """A result of a whole run on a GPU."""
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     stamp = result["stamp"]
@@ -71,7 +79,7 @@ def load(path: Path) -> dict[str, Any]:
             if stamp["dry_run"]
             else f"the rows with {stamp['only']!r} alone"
         )
-        raise SystemExit(f"{path.name} is of {what}: run benchmarks/scan.py on a GPU without options.")
+        raise SystemExit(f"{path.name} is of {what}: run {script} on a GPU, all of it.")
     return result
 
 

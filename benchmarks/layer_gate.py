@@ -7,13 +7,15 @@ that are summed over channels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from benchmarks.gate import Errors, poisoned
+from benchmarks.gate import poisoned
 from benchmarks.layers import BF16, Layer
+from benchmarks.tables import FORWARD, TRAINING
 from tests.recurrences import Entry
 from tests.tolerances import TOLERANCES, err
 
@@ -42,9 +44,7 @@ def _truth(layer: Layer, axis: str, most: int) -> Truth:
         picks = torch.linspace(0, size - 1, min(most, size)).round().long()
         given = {n: _cut(x, entry.inputs[n].axes, axis, picks) for n, x in layer.inputs.items()}
         inputs = {n: x.double().requires_grad_() for n, x in given.items()}
-        (y,), (final,) = entry.loop(
-            inputs, (_cut(layer.initial, _state_axes(entry), axis, picks).double(),)
-        )
+        (y,), (final,) = entry.loop(inputs, (_cut(layer.initial, _state_axes(entry), axis, picks).double(),))
         seeds = [
             _cut(g, axes, axis, picks).double()
             for g, axes in zip(layer.cotangents, _result_axes(entry), strict=True)
@@ -102,14 +102,33 @@ def check_gradients(layer: Layer, expected: list[Truth], bound: float | None = N
     return within("gradient", errors, bound)
 
 
-def check(layer: Layer, expected: list[Truth], bound: float | None = None) -> Errors:
-    """Both."""
-    return Errors(check_forward(layer, expected, bound), check_gradients(layer, expected, bound))
-
-
 def within(quantity: str, errors: dict[str, float], bound: float | None) -> float:
     """The largest, if it is within the bound: the table's for bfloat16, where no other is given."""
     allowed = TOLERANCES[BF16, quantity].value if bound is None else bound
     name = max(errors, key=lambda n: errors[n])
     assert errors[name] <= allowed, f"{quantity} error of {name} {errors[name]:.2g}, allowed {allowed:.0e}"
     return errors[name]
+
+
+@dataclass
+class Gated:
+    """A layer and its truth, which is found when it is first asked for, and so are the errors."""
+
+    layer: Layer
+    bound: float | None = None
+    expected: list[Truth] = field(default_factory=list)
+
+    def errors(self, direction: str) -> dict[str, float]:
+        """Of what the direction computes; an AssertionError where the layer is wrong."""
+        if not self.expected:
+            self.expected += truths(self.layer)  # what `replace` made shares it
+        found = {"forward": self.forward}
+        return found if direction in {FORWARD, TRAINING} else found | {"gradient": self.gradient}
+
+    @cached_property
+    def forward(self) -> float:
+        return check_forward(self.layer, self.expected, self.bound)
+
+    @cached_property
+    def gradient(self) -> float:
+        return check_gradients(self.layer, self.expected, self.bound)

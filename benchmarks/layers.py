@@ -12,13 +12,11 @@ from torch import Generator, Tensor
 from torch.nn.functional import softplus
 
 import scanforge as sf
-from benchmarks.cases import BACKWARD, FORWARD, TRAINING
+from benchmarks.tables import BACKWARD, BOTH, FORWARD, TRAINING
 from tests.catalogue import normal, uniform
 from tests.recurrences import BY_NAME, Entry, Sizes
 
-BOTH = "forward and backward"
 BF16 = torch.bfloat16
-FUSED, BARE = "scanforge", "torch gates around sf.scan"
 RG_LRU, MAMBA = BY_NAME["RGLRU"], BY_NAME["Mamba"]
 SIZES: dict[str, Sizes] = {
     RG_LRU.name: {"b": 8, "t": 2048, "d": 2048},

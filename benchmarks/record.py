@@ -92,7 +92,7 @@ def line(row: dict[str, Any]) -> str:
     if "failed" in row:
         parts.append(f"FAILED {row['failed']}")
     if row["error"]:
-        parts.append(f"errors {row['error']['forward']:.1e} {row['error']['gradient']:.1e}")
+        parts.append(f"errors {' '.join(f'{e:.1e}' for e in row['error'].values())}")
     return f"{start} {', '.join(parts)}"
 
 

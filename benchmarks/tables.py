@@ -51,11 +51,11 @@ def tables(result: dict[str, Any] | None) -> dict[str, str]:
     return {PAGES[0]: "\n".join([*small_table(result), "", caption(result)]), PAGES[1]: "\n".join(full)}
 
 
-def filled(page: str, text: str) -> str:
+def filled(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
     """The page with this text between its markers."""
-    found = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
-    assert found.search(page), f"there are no markers {BEGIN} and {END}"
-    return found.sub(lambda _: f"{BEGIN}\n{text}\n{END}", page, count=1)
+    found = re.compile(f"{re.escape(begin)}\n.*?{re.escape(end)}", re.DOTALL)
+    assert found.search(page), f"there are no markers {begin} and {end}"
+    return found.sub(lambda _: f"{begin}\n{text}\n{end}" if text else f"{begin}\n{end}", page, count=1)
 
 
 def caption(result: dict[str, Any]) -> str:

@@ -7,21 +7,20 @@ negative time stride.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 
 import torch
 
 from scanforge import pipeline, split
-from scanforge.ir.scan import BATCH, TIME, Scan, State, is_outer, load
+from scanforge.ir.scan import BATCH, TIME, Scan, is_outer, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.packed_work import packed, packed_rows, shared
 from scanforge.pipeline import Wanted
 from scanforge.plan import Keep, held_plan, keep_plan, kernel_plan
-from scanforge.refill import in_segments, room, states
-from scanforge.views import View, aligned, of_state
-from scanforge.work import Views, Work, launch
+from scanforge.refill import fenced, in_segments, room, states
+from scanforge.views import aligned
+from scanforge.work import Work, launch
 
 Tensor = torch.Tensor
 
@@ -73,7 +72,7 @@ def _sizes(
 
 
 def _spread(scan: Scan, tensors: Sequence[Tensor], held: str, computed: torch.dtype) -> list[Tensor]:
-    """Inputs of time and the held axis alone, which every lane reads: converted once, and not by every lane."""
+    """Inputs of time and the held axis alone, which every lane reads: converted once, not by every lane."""
     alone = [
         bool(held) and {TIME, held} <= set(i.axes) and all(is_outer(a) or a == held for a in i.axes)
         for i in scan.inputs
@@ -111,8 +110,10 @@ def _forward(
     ran(LastRun(scan.name, chosen.plan))
     held = partial(held_plan, inside, sizes, backward=False)
     if chosen.chunks is None:
-        make = partial(pipeline.forward_kernel, text)
-        launch(make, work, options.dtype, held(sizes[TIME]), keep=keep)
+        how = held(sizes[TIME])
+        if keep is None and how.axis and work.bounds is None:
+            work, keep = fenced(scan, work, sizes, how.axis)
+        launch(partial(pipeline.forward_kernel, text), work, options.dtype, how, keep=keep)
     else:
         how = split.Split(chosen.chunks, spacing, options.dtype, held)
         split.forward(text, pipeline.chunked(text), work, how)

@@ -23,7 +23,7 @@ def shared(dims: Sequence[str], tensor: Tensor, bounds: Tensor | None) -> tuple[
 
 
 def packed_rows(keep: Keep, steps: int, bounds: Tensor) -> int:
-    """Rows of kept states that are enough, however the steps are shared out: looking would wait for the GPU."""
+    """Rows of kept states that are enough for any lengths: to look at them would wait for the GPU."""
     return min(steps, steps // keep.spacing + (bounds.numel() - 1) * (keep.spacing - 1))
 
 

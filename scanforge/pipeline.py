@@ -22,11 +22,10 @@ from scanforge.declare import Operator, declaration
 from scanforge.emit import block, ordered_tile
 from scanforge.emit.form import Form, Kernel
 from scanforge.emit.reference import module
+from scanforge.facts import expanded_axes
 from scanforge.ir.builder import Builder
-from scanforge.ir.program import Program
 from scanforge.ir.scan import TIME, Leaf, Output, Scan, before, dump, load
 from scanforge.laws import ensure
-from scanforge.facts import expanded_axes
 from scanforge.plan import Inside, held_plan, keep_plan, tile_plan
 from scanforge.prune import drop_unread_inputs
 from scanforge.recurrence import Recurrence
@@ -94,7 +93,7 @@ def executable(text: str, lowering: str) -> Callable[..., Any]:
 
 @lru_cache(maxsize=4096)
 def inside_axes(text: str) -> Inside:
-    """The axes that a kernel's program holds whole: expanded ones, and those of sums that outputs cannot take."""
+    """The axes that a program holds whole: expanded ones, and those of sums that outputs cannot take."""
     scan = load(text)
     derived = full_adjoint(scan)
     parts = ((scan, step_program(scan)), (derived.scan, derived.step))

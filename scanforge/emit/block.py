@@ -2,8 +2,8 @@
 
 For sums within a step that a thread cannot make in its registers: over an axis of many entries, over several
 axes, or where a state depends on one. A row's values are tensors over the whole axes and a block of lanes,
-`[B0, ..., BD]`, of size 1 along axes that they lack. A backward kernel walks down in groups of R rows, which it
-runs again from the states that were kept.
+`[B0, ..., BD]`, of size 1 along axes that they lack. A backward kernel walks down in groups of R rows, which
+it runs again from the states that were kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from scanforge.emit.form import Form, Kernel, Room, input_rooms, output_room, state_room
+from scanforge.emit.signature import first_entry, first_step, head, place_in_grid, signature
 from scanforge.emit.triton_maths import helpers
 from scanforge.emit.triton_text import block_function
 from scanforge.ir.program import Program
@@ -50,17 +51,14 @@ class _Writer:
         outputs = tuple(output_room(form, o) for o in scan.outputs)
         self.shape = Kernel("", input_rooms(form, scans, read), outputs, own, own, kept)
         self.tensors = self.shape.tensors()
-        self.timed = [t for t, r in self.tensors if r.timed and t.startswith(("in_", "out_"))]
         self.padded = [a for a, n in zip(form.whole, form.sizes, strict=True) if n & (n - 1)]
 
     def kernel(self) -> Kernel:
-        head = _HEAD.format(
-            name=self.scan.name, FLOAT=self.form.float_type, INT=self.form.int_type, NVIDIA=self.form.nvidia
-        )
+        top = head(self.scan.name, "a block of the state in one program", self.form)
         text = block_function(self.step, "step", "One step: the states after it, and the outputs.", self.form)
         if self.rerun:
             text += "\n\n" + block_function(self.rerun, "rerun", "One step of the forward pass.", self.form)
-        parts = [head, helpers(text), text, self.body()]
+        parts = [top, helpers(text), text, self.body()]
         return replace(self.shape, source="\n\n".join(p.strip("\n") + "\n" for p in parts if p))
 
     # ---- shapes
@@ -86,7 +84,7 @@ class _Writer:
         return " & ".join(live) or "None"
 
     def body(self) -> str:
-        lines = [*self.signature(), *self.addresses()]
+        lines = [*signature(self.shape, self.form), *self.addresses()]
         lines += [f"    x_{r.name} = {self.load(f'at_start_{r.name}', r)}" for r in self.shape.starts]
         lines += [
             f"    in_{r.name} = {self.cast(self.load(f'at_in_{r.name}', r), r)}"
@@ -106,80 +104,31 @@ class _Writer:
                 lines.append(f"    {self.store(f'at_out_{r.name}', value, r)}")
         return "\n".join(lines) + "\n"
 
-    def signature(self) -> list[str]:
-        outer, names = range(self.form.outer), [t for t, _ in self.tensors]
-        kept = [f"st_kept_{r.name}" for r in self.shape.kept]
-        rows = [", ".join(f"ptr_{t}" for t in names)]
-        rows.append(", ".join(["T", "LANES", *(f"N{k}" for k in outer), *kept]))
-        rows += ["ptr_begins, ptr_lengths, ptr_places"] if self.form.packed else []
-        rows += [", ".join(f"s{k}_{t}" for k in outer) for t in names if outer]
-        rows += [f"st_{t}: tl.constexpr" for t in self.timed]
-        rows += [f"sd_{t}: tl.constexpr" for t in names]
-        for t, r in self.tensors:
-            rows += [f"sw{k}_{t}: tl.constexpr" for k, has in enumerate(r.whole) if has]
-        rows += [f"W{k}: tl.constexpr, B{k}: tl.constexpr" for k in range(len(self.form.whole))]
-        rows.append("BD: tl.constexpr, NS: tl.constexpr, MASKED: tl.constexpr, FENCE: tl.constexpr")
-        plain = ", ".join(f'"{n}"' for n in ("T", *kept))
-        return [
-            f"@triton.jit(do_not_specialize=[{plain}])",
-            "def kernel(",
-            *(f"    {r}," for r in rows),
-            "):",
-        ]
-
     def addresses(self) -> list[str]:
         last = len(self.form.whole)
         lines = [
-            "    blocks = tl.cdiv(LANES, BD)",
-            "    block = tl.program_id(0) % blocks",
+            *place_in_grid(self.form),
             f"    lane = {self.spread('(block * BD + tl.arange(0, BD))', last)}",
             "    live = lane < LANES",
-            "    outer = (tl.program_id(0) // blocks).to(tl.int64)",
         ]
         for k, axis in enumerate(self.form.whole):
             lines.append(f"    i_{axis} = {self.spread(f'tl.arange(0, B{k})', k)}")
             lines += [f"    live_{axis} = i_{axis} < W{k}"] if axis in self.padded else []
-        rest = "outer"
-        for k in reversed(range(self.form.outer)):
-            lines.append(f"    o{k} = {rest} % N{k}" if k else f"    o0 = {rest}")
-            lines += [f"    outer{k} = {rest} // N{k}"] if k else []
-            rest = f"outer{k}"
-        if self.form.packed:
-            lines += [
-                "    begin = tl.load(ptr_begins + o0).to(tl.int64)",
-                "    T = tl.load(ptr_lengths + o0).to(tl.int32)",
-                "    place0 = tl.load(ptr_places + o0).to(tl.int64)",
-            ]
         lines += [self.address(t, r) for t, r in self.tensors]
         lines.append("    zero = (T * 0).to(tl.int64)")
-        return lines + [
-            f"    {self.first_entry(v.name)}" for v in self.step.inputs if v.name.startswith(first(""))
-        ]
+        firsts = [v.name for v in self.step.inputs if v.name.startswith(first(""))]
+        return lines + [f"    {first_entry(name, self.form)}" for name in firsts]
 
     def address(self, t: str, room: Room) -> str:
-        shift = "".join(f" + o{k} * s{k}_{t}" for k in range(self.form.outer))
-        if self.form.packed and t in self.timed:
-            shift += f" + begin * st_{t}"
-        if self.form.packed and t.startswith("kept_"):
-            shift += f" + place0 * st_{t}"
-        zero = (
-            f"lane.to(tl.int64) * sd_{t}"
-            if room.inner
-            else f"(lane * 0)[{', '.join([':'] * len(self.form.whole))}, :1]"
-        )
-        if not room.inner:
-            zero = f"tl.zeros({self.size(room)}, tl.int64)"
-            shift += f" + block.to(tl.int64) * sd_{t}" if t.startswith("out_") else ""
+        at = first_step(t, room, self.form)
+        if room.inner:
+            at += f" + lane.to(tl.int64) * sd_{t}"
+        else:
+            at += f" + block.to(tl.int64) * sd_{t}" if t.startswith("out_") else ""
+            at += f" + tl.zeros({self.size(room)}, tl.int64)"
         for k, (axis, has) in enumerate(zip(self.form.whole, room.whole, strict=True)):
-            zero += f" + i_{axis}.to(tl.int64) * sw{k}_{t}" if has else ""
-        return f"    at_{t} = ptr_{t}{shift} + {zero}  # {self.size(room)}"
-
-    def first_entry(self, name: str) -> str:
-        axis = name.removeprefix(first(""))
-        if axis in self.form.inner:
-            return f"{name} = lane == 0"
-        k = next((k for k, group in enumerate(self.form.grid) if axis in group), None)
-        return f"{name} = (lane >= 0)" + ("" if k is None else f" & (o{k} == 0)")
+            at += f" + i_{axis}.to(tl.int64) * sw{k}_{t}" if has else ""
+        return f"    at_{t} = {at}  # {self.size(room)}"
 
     # ---- lines
 
@@ -274,7 +223,7 @@ class _Writer:
         r = self.form.rows
         lines = [f"    tiles = T // {r}", f"    for t in range(0, T - tiles * {r}):"]
         body = [
-            f"row = zero + (T - 1 - t)",
+            "row = zero + (T - 1 - t)",
             f"at = row - tiles * {r} + tiles",
             *self.load_rows("row", 0),
         ]
@@ -316,14 +265,3 @@ def states_only(scan: Scan) -> Program:
     program = step_program(scan)
     wanted: Iterable[str] = {next_state(s.name) for s in scan.states}
     return drop_dead(replace(program, outputs=tuple(o for o in program.outputs if o[0] in wanted)))
-
-
-_HEAD = '''"""{name}: a block of the state in one program, generated by scanforge."""
-
-import triton
-import triton.language as tl
-
-FLOAT = tl.constexpr(tl.{FLOAT})
-INT = tl.constexpr(tl.{INT})
-NVIDIA = tl.constexpr({NVIDIA})
-'''

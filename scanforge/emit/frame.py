@@ -7,6 +7,7 @@ from functools import partial
 
 from scanforge.emit.form import Form, Kernel, Room
 from scanforge.emit.rows import power_of_two, split_tile
+from scanforge.emit.signature import first_step, place_in_grid, timed
 
 _CASTS = {"float": "{0}.to(FLOAT)", "int": "{0}.to(INT)", "bool": "({0} != 0)"}
 
@@ -18,55 +19,21 @@ class Frame:
         self.kernel, self.form, self.down = kernel, form, down
         self.tensors = kernel.tensors()
         self.rooms = dict(self.tensors)
-        self.timed = [t for t, room in self.tensors if room.timed and not self.is_state(t)]
+        self.timed = timed(kernel)
         self.sign, self.rows = ("-" if down else "+"), form.rows
-
-    def is_state(self, tensor: str) -> bool:
-        return tensor.startswith(("start_", "end_", "kept_"))
 
     def entries(self, room: Room) -> list[int | None]:
         """The entries of the held axis that a tensor has; None for a tensor without it."""
         return list(range(self.form.entries)) if room.held else [None]
 
-    def signature(self) -> list[str]:
-        outer = range(self.form.outer)
-        names = [t for t, _ in self.tensors]
-        kept = [f"st_kept_{room.name}" for room in self.kernel.kept]
-        rows = [", ".join(f"ptr_{t}" for t in names)]
-        rows.append(", ".join(["T", "LANES", *(f"N{k}" for k in outer), *kept]))
-        if self.form.packed:
-            rows.append("ptr_begins, ptr_lengths, ptr_places")
-        rows += [", ".join(f"s{k}_{t}" for k in outer) for t in names if outer]
-        rows += [f"st_{t}: tl.constexpr" for t in self.timed]
-        rows += [f"sd_{t}: tl.constexpr" for t in names]
-        rows += [f"sn_{t}: tl.constexpr" for t, room in self.tensors if room.held]
-        rows.append("BD: tl.constexpr, NS: tl.constexpr, MASKED: tl.constexpr, FENCE: tl.constexpr")
-        plain = ", ".join(f'"{n}"' for n in ("T", *kept))  # never constants
-        head = f"@triton.jit(do_not_specialize=[{plain}])"
-        return [head, "def kernel(", *(f"    {row}," for row in rows), "):"]
-
     def addresses(self) -> list[str]:
         """The block's lanes, and where each tensor has them at its first step."""
         lines = [
-            "    blocks = tl.cdiv(LANES, BD)",
-            "    block = tl.program_id(0) % blocks",
+            *place_in_grid(self.form),
             "    thread = tl.arange(0, BD)",
             "    lane = block * BD + thread  # [BD]",
             "    mask = (lane < LANES) if MASKED else None",
-            "    outer = (tl.program_id(0) // blocks).to(tl.int64)",
         ]
-        rest = "outer"
-        for k in reversed(range(self.form.outer)):
-            lines.append(f"    o{k} = {rest} % N{k}" if k else f"    o0 = {rest}")
-            if k:
-                lines.append(f"    outer{k} = {rest} // N{k}")
-                rest = f"outer{k}"
-        if self.form.packed:
-            lines += [
-                "    begin = tl.load(ptr_begins + o0).to(tl.int64)",
-                "    T = tl.load(ptr_lengths + o0).to(tl.int32)",
-                "    place0 = tl.load(ptr_places + o0).to(tl.int64)",
-            ]
         if self.form.held:
             lines.append(f"    entry = tl.arange(0, {power_of_two(self.form.entries)})")
         lines += [self.address(t, room) for t, room in self.tensors]
@@ -74,16 +41,12 @@ class Frame:
         return lines
 
     def address(self, tensor: str, room: Room) -> str:
-        shift = "".join(f" + o{k} * s{k}_{tensor}" for k in range(self.form.outer))
-        if self.form.packed and tensor in self.timed:
-            shift += f" + begin * st_{tensor}"
-        if self.form.packed and tensor.startswith("kept_"):
-            shift += f" + place0 * st_{tensor}"
+        at = f"    at_{tensor} = {first_step(tensor, room, self.form)}"
         if self.adds_lanes(tensor, room):  # one sum a block
-            return f"    at_{tensor} = ptr_{tensor}{shift} + block.to(tl.int64) * sd_{tensor}"
+            return f"{at} + block.to(tl.int64) * sd_{tensor}"
         if tensor.startswith("in_") and room.timed and not room.inner:
-            return f"    at_{tensor} = ptr_{tensor}{shift}  # the same for all lanes"
-        return f"    at_{tensor} = ptr_{tensor}{shift} + lane.to(tl.int64) * sd_{tensor}  # [BD]"
+            return f"{at}  # the same for all lanes"
+        return f"{at} + lane.to(tl.int64) * sd_{tensor}  # [BD]"
 
     def adds_lanes(self, tensor: str, room: Room) -> bool:
         """Whether an output is a sum over the program's lanes."""
@@ -170,7 +133,8 @@ class Frame:
         t = f"in_{room.name}"
         name = tile_name(room.name, n)
         if room.inner:
-            return f"{name} = tl.load(tile_{t}{self.entry(t, n)}, mask=mask[None, :] if MASKED else None)  # [R, BD]"
+            live = "mask[None, :] if MASKED else None"
+            return f"{name} = tl.load(tile_{t}{self.entry(t, n)}, mask={live})  # [R, BD]"
         full = not room.held or power_of_two(self.form.entries) == self.form.entries
         mask = "" if full else f", mask=(entry < {self.form.entries})[None, :]"
         return (

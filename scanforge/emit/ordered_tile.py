@@ -12,12 +12,13 @@ no other thread, and the step is cut by what each line depends on (schedule.stag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from scanforge.emit.form import Form, Kernel, Room, input_rooms, output_room, state_room
+from scanforge.emit.form import Form, Kernel, input_rooms, output_room, state_room
 from scanforge.emit.frame import Frame
 from scanforge.emit.rows import lane_sums, shuffles
+from scanforge.emit.signature import first_entry, head, signature
+from scanforge.emit.stores import Place, Stores
 from scanforge.emit.triton_maths import helpers
 from scanforge.emit.triton_text import function
 from scanforge.emit.walk import Walk, before_name, state_name
@@ -68,6 +69,7 @@ class _Writer:
         made = stages(step, form.held)
         assert made is not None, f"{scan.name}: the plan holds {form.held}, whose entries depend on a sum"
         self.walk = Walk(made, self.shape, form, own, seen)
+        self.stores = Stores(self.shape, form, self.frame, self.walk)
         self.rerun = None
         if rerun_states and primal:
             again_stages = stages(narrowed(settled(primal, _states_only(primal), within)), form.held)
@@ -76,14 +78,7 @@ class _Writer:
         self.firsts = [v.name for v in step.inputs if v.name.startswith(first(""))]
 
     def kernel(self) -> Kernel:
-        parts = [
-            _HEAD.format(
-                name=self.scan.name,
-                FLOAT=self.form.float_type,
-                INT=self.form.int_type,
-                NVIDIA=self.form.nvidia,
-            )
-        ]
+        parts = [head(self.scan.name, "the ordered tile, one lane a thread, R rows a tile", self.form)]
         walks = [self.walk, *([self.rerun] if self.rerun else [])]
         text = "\n\n".join(function(p, name, doc) for w in walks for p, name, doc in w.functions())
         body = self.body()
@@ -94,56 +89,20 @@ class _Writer:
 
     def body(self) -> str:
         f = self.frame
-        lines = [*f.signature(), *f.addresses()]
+        lines = [*signature(self.shape, self.form), *f.addresses()]
         lines += [f"    {x}" for x in f.load_states("start", state_name, "at_")]
         lines += f.untimed()
-        lines += [f"    {self.first_entry(name)}" for name in self.firsts]
+        lines += [f"    {first_entry(name, self.form)}" for name in self.firsts]
         for w in (self.walk, self.rerun):
             if w:
                 lines += [f"    {x}" for x in w.call("once", 0)]
                 lines += [f"    {x}" for n in range(self.form.entries) for x in w.call("once_each", 0, n)]
-        lines += [f"    {x} = tl.zeros([BD], FLOAT)" for x in self.accumulators()]
+        lines += [f"    {x} = tl.zeros([BD], FLOAT)" for x in self.stores.accumulators()]
         sections = [self.only_step()] if self.form.single else [self.tiles(), self.rest()]
         for section in reversed(sections) if self.down else sections:
             lines += section
-        lines += [f"    {x}" for x in (*self.store_ends(), *self.store_accumulators())]
+        lines += [f"    {x}" for x in (*self.stores.store_ends(), *self.stores.store_accumulators())]
         return "\n".join(lines) + "\n"
-
-    def first_entry(self, name: str) -> str:
-        axis = name.removeprefix(first(""))
-        if axis in self.form.inner:
-            return f"{name} = lane == 0"
-        k = next((k for k, group in enumerate(self.form.grid) if axis in group), None)
-        return f"{name} = (lane >= 0)" + ("" if k is None else f" & (o{k} == 0)")
-
-    # ---- accumulators of outputs without time
-
-    def untimed_outputs(self) -> list[Room]:
-        return [r for r in self.shape.outputs if not r.timed]
-
-    def accumulators(self) -> list[str]:
-        return [_accumulator(r.name, n) for r in self.untimed_outputs() for n in self.frame.entries(r)]
-
-    def store_accumulators(self) -> list[str]:
-        lines = []
-        for r in self.untimed_outputs():
-            for n in self.frame.entries(r):
-                total, t = _accumulator(r.name, n), f"out_{r.name}"
-                at = f"at_{t}{self.frame.entry(t, n)}"
-                stored = f"to(ptr_{t}.dtype.element_ty)"
-                if r.inner:
-                    lines.append(f"tl.store({at}, {total}.{stored}, mask=mask)")
-                else:
-                    live = f"tl.where(mask, {total}, 0.0) if MASKED else {total}"
-                    lines.append(f"tl.store({at}, tl.sum({live}, 0).{stored})")
-        return lines
-
-    def store_ends(self) -> list[str]:
-        return [
-            f"tl.store(at_end_{r.name}{self.frame.entry(f'end_{r.name}', n)}, {state_name(r.name, n)}, mask=mask)"
-            for r in self.shape.ends
-            for n in self.frame.entries(r)
-        ]
 
     # ---- the loop over whole tiles
 
@@ -167,7 +126,7 @@ class _Writer:
             return []
         return ["if FENCE:", f"    {carried[0]} = {_FENCE.format(carried[0])}"]
 
-    def rows(self, count: int, place: Callable[[str, int], str]) -> list[str]:
+    def rows(self, count: int, place: Place, *, keeps: bool = True) -> list[str]:
         """The rows of a tile, in the order of walking."""
         order = list(reversed(range(count))) if self.down else list(range(count))
         lines: list[str] = []
@@ -183,22 +142,24 @@ class _Writer:
             for i in order:
                 if not ahead:
                     lines += self.walk.call("ahead", i)
-                lines += self.keep(i, entries) if not self.down else []
+                lines += self.stores.keep(i, entries) if keeps and not self.down else []
                 for n in entries:
                     lines += self.walk.call("each", i, n if self.form.held else None)
                 lines += self.walk.add(i, entries, begin=entries is groups[0])
-                lines += self.put("each", i, entries, place)
+                lines += self.stores.put("each", i, entries, place)
                 if len(groups) == 1:
-                    lines += [*self.walk.call("behind", i), *self.put("ahead", i, [], place)]
-                    lines += self.put("behind", i, [], place)
-            lines += self.put_lane_sums("each", order, entries, place)
+                    lines += [*self.walk.call("behind", i), *self.stores.put("ahead", i, [], place)]
+                    lines += self.stores.put("behind", i, [], place)
+            lines += self.stores.put_lane_sums("each", order, entries, place)
         for i in order if len(groups) > 1 else []:
             lines += [
                 *self.walk.call("behind", i),
-                *self.put("ahead", i, [], place),
-                *self.put("behind", i, [], place),
+                *self.stores.put("ahead", i, [], place),
+                *self.stores.put("behind", i, [], place),
             ]
-        return lines + [x for p in ("ahead", "behind") for x in self.put_lane_sums(p, order, [], place)]
+        return lines + [
+            x for p in ("ahead", "behind") for x in self.stores.put_lane_sums(p, order, [], place)
+        ]
 
     def carries_alone(self) -> bool:
         """Whether a state is stepped outside `each`, so that a row's parts must run in one go."""
@@ -225,77 +186,6 @@ class _Writer:
             lines += self.rerun.call("behind", i)
         return lines
 
-    def keep(self, i: int, entries: Iterable[int]) -> list[str]:
-        """Store the states before a row from which a backward kernel starts a tile."""
-        spacing, r = self.form.spacing, self.form.rows
-        if not self.shape.kept or i % spacing:
-            return []
-        if self.form.sparse:  # at the first row of some tiles
-            due = f"(tile % {spacing // r} == 0)"
-            mask, at = (
-                f"mask & {due} if MASKED else {due}",
-                f"at_kept_{{0}} + tile // {spacing // r}",
-            )
-        else:
-            mask, at = "mask", f"tile_kept_{{0}} + {i // spacing}"
-        return [
-            f"tl.store({at.format(k.name)} * st_kept_{k.name}.to(tl.int64){self.frame.entry(f'kept_{k.name}', n)}, "
-            f"{state_name(k.name, n)}, mask={mask})"
-            for k in self.shape.kept
-            for n in self.frame.entries(k)
-        ]
-
-    # ---- outputs of a row
-
-    def outputs_of(self, part: str) -> list[Room]:
-        return [r for r in self.shape.outputs if r.name in self.walk.results[part]]
-
-    def put(self, part: str, i: int, entries: list[int], place: Callable[[str, int], str]) -> list[str]:
-        """Store a row's outputs, or add them to what is stored at the end."""
-        lines = []
-        for r in self.outputs_of(part):
-            for n in entries if self.walk.per_entry(part) else [None]:
-                value, t = self.walk.result(part, r.name, i, n), f"out_{r.name}"
-                if not r.timed:
-                    lines.append(f"{_accumulator(r.name, n)} += {value}")
-                elif r.inner:
-                    at = f"{place(t, i)}{self.frame.entry(t, n if r.held else None)}"
-                    lines.append(f"tl.store({at}, {value}.to(ptr_{t}.dtype.element_ty), mask=mask)")
-        return lines
-
-    def put_lane_sums(
-        self, part: str, rows: list[int], entries: list[int], place: Callable[[str, int], str]
-    ) -> list[str]:
-        """Store the sums over lanes of some rows and entries, as many at a time as a warp has lanes."""
-        lines: list[str] = []
-        for r in self.outputs_of(part):
-            if not r.timed or r.inner:
-                continue
-            own: list[int | None] = [*entries] if self.walk.per_entry(part) else [None]
-            together = max(32 // len(own), 1)  # rows
-            for k in range(0, len(rows), together):
-                cells = [(i, n) for i in sorted(rows)[k : k + together] for n in own]
-                lines += self.lane_sums(part, r, cells, place)
-        return lines
-
-    def lane_sums(
-        self, part: str, r: Room, cells: list[tuple[int, int | None]], place: Callable[[str, int], str]
-    ) -> list[str]:
-        t, count = f"out_{r.name}", 1 << (len(cells) - 1).bit_length()
-        values = [self.walk.result(part, r.name, i, n) for i, n in cells]
-        values = [f"(tl.where(mask, {v}, 0.0) if MASKED else {v})" for v in values]
-        values += ["tl.zeros([BD], FLOAT)"] * (count - len(cells))
-        (i0, n0), per = cells[0], 32 // count
-        entries = len({n for _, n in cells})
-        which = f"thread // {per}" if per > 1 else "thread"
-        lines = [f"sums = lane_sums{count}({', '.join(values)}, thread, FENCE)", f"which = {which}"]
-        row, entry = (
-            (f"which // {entries}", f" + (which % {entries}) * sn_{t}") if n0 is not None else ("which", "")
-        )
-        at = f"{place(t, i0)}{self.frame.entry(t, n0)} + ({row}) * st_{t}{entry}"
-        live = f"(thread % {per} == 0) & (which < {len(cells)})"
-        return [*lines, f"tl.store({at}, sums, mask={live})"]
-
     # ---- the loop over the rows that fill no tile: the last ones in time
 
     def rest(self) -> list[str]:
@@ -311,8 +201,8 @@ class _Writer:
             ]
         lines.append("    for t in range(0, rest):")
         body = f.load_row()
-        body += self.load_kept("row_") if self.down else self.keep_row()
-        body += self.without_keeping().rows(1, lambda t, _: f"row_{t}")
+        body += self.load_kept("row_") if self.down else self.stores.keep_row()
+        body += self.rows(1, lambda t, _: f"row_{t}", keeps=False)
         return lines + [f"        {x}" for x in (*body, *f.advance("row", 1, 1))]
 
     def only_step(self) -> list[str]:
@@ -320,44 +210,8 @@ class _Writer:
         f = self.frame
         lines = [f"row_{t} = at_{t}" for t in f.timed]
         lines += f.load_row()
-        lines += [
-            f"tl.store(at_kept_{k.name}{f.entry(f'kept_{k.name}', n)}, {state_name(k.name, n)}, mask=mask)"
-            for k in self.shape.kept
-            for n in f.entries(k)
-        ]
-        return [f"    {x}" for x in (*lines, *self.without_keeping().rows(1, lambda t, _: f"row_{t}"))]
-
-    def without_keeping(self) -> _Writer:
-        """Itself, for rows whose states `keep_row` stores."""
-        plain = object.__new__(_Writer)
-        plain.__dict__ |= self.__dict__
-        plain.shape = replace(self.shape, kept=self.shape.kept if self.down else ())
-        return plain
-
-    def keep_row(self) -> list[str]:
-        """Store the state before a row of the rest where the backward kernel looks for it."""
-        if not self.shape.kept:
-            return []
-        spacing = self.form.spacing
-        lines = [f"now = tiles * {self.form.rows} + t"]
-        if self.form.sparse:
-            lines += [f"at = (now // {spacing}).to(tl.int64)", f"if now % {spacing} == 0:"]
-        else:
-            lines += [
-                f"whole = T // {spacing} * {spacing}",
-                f"at = tl.where(now < whole, now // {spacing}, T // {spacing} + now - whole).to(tl.int64)",
-                f"if (now >= whole) | (now % {spacing} == 0):",
-            ]
-        return lines + [
-            f"    tl.store(at_kept_{r.name} + at * st_kept_{r.name}{self.frame.entry(f'kept_{r.name}', n)}, "
-            f"{state_name(r.name, n)}, mask=mask)"
-            for r in self.shape.kept
-            for n in self.frame.entries(r)
-        ]
-
-
-def _accumulator(name: str, n: int | None) -> str:
-    return f"total_{name}" if n is None else f"total{n}_{name}"
+        lines += self.stores.keep_first() if not self.down else self.load_kept("at_")
+        return [f"    {x}" for x in (*lines, *self.rows(1, lambda t, _: f"row_{t}", keeps=False))]
 
 
 def _states_only(scan: Scan) -> Program:
@@ -365,14 +219,3 @@ def _states_only(scan: Scan) -> Program:
     program = step_program(scan)
     wanted = {next_state(s.name) for s in scan.states}
     return drop_dead(replace(program, outputs=tuple(o for o in program.outputs if o[0] in wanted)))
-
-
-_HEAD = '''"""{name}: the ordered tile, generated by scanforge. One lane a thread, R rows a tile."""
-
-import triton
-import triton.language as tl
-
-FLOAT = tl.constexpr(tl.{FLOAT})
-INT = tl.constexpr(tl.{INT})
-NVIDIA = tl.constexpr({NVIDIA})
-'''

@@ -36,7 +36,8 @@ SHUFFLE = '''
 def shuffle{width}(x):
     """The value of the lane whose number differs by {width}."""
     return tl.inline_asm_elementwise(
-        "shfl.sync.bfly.b32 $0, $1, {width}, 0x1f, 0xffffffff;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        "shfl.sync.bfly.b32 $0, $1, {width}, 0x1f, 0xffffffff;",
+        "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1,
     )
 '''
 
@@ -44,8 +45,8 @@ def shuffle{width}(x):
 def lane_sums(count: int) -> str:
     """The function that adds `count` values over a warp's 32 lanes; lane l gets sum l // (32 / count).
 
-    On NVIDIA's devices by recursive halving: at each level a lane keeps one of two values and sends the other,
-    so that `count` sums cost about `count` shuffles. Elsewhere, and in fp64, by one reduction a value.
+    On NVIDIA's devices by recursive halving: at each level a lane keeps one of two values and sends the
+    other, so that `count` sums cost about `count` shuffles. Elsewhere, and in fp64, by one reduction a value.
     """
     names = [f"v{k}" for k in range(count)]
     lines = [

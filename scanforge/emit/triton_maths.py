@@ -1,11 +1,11 @@
 """Functions that generated kernels call: what Triton lacks, or has only from a device library.
 
 The text of those that a kernel uses stands at its head, so that the module runs on its own. They are good to
-a few units of rounding in fp32 and fp64 (the bounds are in the tests), and in fp32 they are short, since one
-warp a scheduler hides nothing: exp is 2 to a power, whose instruction needs no care for tiny results; expm1 is
-a polynomial on [-ln 2 / 2, ln 2 / 2], scaled; softplus a series of atanh; a reciprocal of what is at least 1
+a few units of rounding in fp32 and fp64 (the bounds are in the tests). In fp32 they are short, since one warp
+a scheduler hides nothing: exp is a power of 2, whose instruction needs no care for tiny results; expm1 is a
+polynomial on [-ln 2 / 2, ln 2 / 2], scaled; softplus a series of atanh; the reciprocal of what is at least 1
 is one instruction on NVIDIA's devices. In fp64, and for log1p, Kahan's quotients, in which the errors of
-u = exp(x) and of u = 1 + x cancel; a power goes through fp64, since exp turns an absolute error of p log x
+u = exp(x) and of u = 1 + x cancel. A power goes through fp64, since exp turns an absolute error of p log x
 into a relative one.
 """
 
@@ -81,7 +81,7 @@ def expm1(x):
         f = (near - n * 0.693359375) + n * 2.12194440e-4
         p = (((((1.9875691500e-4 * f + 1.3981999507e-3) * f + 8.3334519073e-3) * f + 4.1665795894e-2) * f
               + 1.6666665459e-1) * f + 5.0000001201e-1) * (f * f) + f
-        half = (shifted.to(tl.int32, bitcast=True) << 23) + 0x3F000000  # 2^(n - 1), so that doubling overflows last
+        half = (shifted.to(tl.int32, bitcast=True) << 23) + 0x3F000000  # 2^(n - 1): doubling overflows last
         scale = half.to(tl.float32, bitcast=True)
         return 2.0 * (scale * p + (scale - 0.5))
     else:

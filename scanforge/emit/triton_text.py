@@ -86,7 +86,7 @@ def block_function(program: Program, name: str, doc: str, form: Form) -> str:
 
 
 class _BlockFolder(_TritonFolder):
-    """Sums over whole axes stand in the text; entries that only fill a power of two are left out by selection."""
+    """Sums over whole axes stand in the text; entries that only fill a power of two are left out."""
 
     def __init__(self, program: Program, form: Form) -> None:
         self.form = form

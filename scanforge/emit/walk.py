@@ -126,6 +126,6 @@ def before_name(state: str, i: int, n: Entry) -> str:
 
 
 def _chains(terms: list[str]) -> str:
-    """A sum in four chains: a product joins its chain in one instruction, and chains wait for themselves alone."""
+    """A sum in four chains: a product joins its chain in one instruction, and chains do not wait."""
     chains = [" + ".join(terms[k::4]) for k in range(min(4, len(terms)))]
     return " + ".join(f"({c})" if " + " in c and k else c for k, c in enumerate(chains))
