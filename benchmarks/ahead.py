@@ -1,4 +1,4 @@
-"""Kernels compiled ahead in several processes, so that the one that measures loads them from the cache on disk.
+"""Kernels compiled ahead in several processes: the one that measures loads them from the cache on disk.
 
 A process makes the calls of one part with its tensors on the GPU, and launches nothing: of the distinct
 kernels that the calls would launch it compiles every n-th, each exactly as its launch would.

@@ -5,7 +5,7 @@
 
 RG-LRU with its gates, and the same around a bare scan; Mamba's selective SSM, its peak memory, and with
 memory="low"; one step of Mamba in a CUDA graph. Times are `cold` (see scan.py) but for steps, which are
-`replayed`, in milliseconds; fractions are least bytes over time over the rate of a 1 GiB copy in the same run.
+`replayed`, in milliseconds; fractions are least bytes over time, over the rate of a 1 GiB copy in this run.
 Most of the run is compilation, which several processes do ahead; cases begin when their kernels are there.
 """
 
@@ -35,8 +35,8 @@ from benchmarks.tables import BACKWARD, BOTH, FORWARD, TRAINING
 from benchmarks.timing import Times
 
 FAILURES = (*KNOWN, ArithmeticError, AttributeError, LookupError, NameError, OSError, TypeError, ValueError)
-PARTS = {"mamba backward": 2, "layers": 3, "mamba forward": 2, "steps": 1}  # processes, the slowest first
-BARE_BOUND = 1.0  # of errors that are shown: gates near 1 in bfloat16 are far off
+PARTS = {"mamba backward": 3, "layers": 3, "mamba forward": 2, "steps": 1}  # processes, the slowest first
+BARE_BOUND = 0.2  # of errors that are shown: gates near 1 are rounded to bfloat16
 GRAPH_CALLS = 16
 Row = dict[str, Any]
 
@@ -164,7 +164,7 @@ class Run:
         return row | {"fraction": fraction} | ({"peak": self.peak(gated.layer)} if direction == BOTH else {})
 
     def peak(self, layer: Layer) -> Row:
-        """The most memory that a forward and a backward pass hold, with the inputs and the output's cotangent.
+        """The most memory that a forward and a backward pass hold, inputs and the cotangent included.
 
         `excess` is what that is beyond inputs, output and the gradients of both, over these.
         """

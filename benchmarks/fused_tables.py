@@ -17,19 +17,19 @@ PEER, PEER_TIMES, PEER_COPY = "mamba-ssm's CUDA kernel", {FORWARD: 0.592, BOTH: 
 COLUMNS = (*DIRECTIONS, BOTH)
 
 EXPLANATION = """\
-`python benchmarks/fused.py --out FILE.json` measures this. RG-LRU has x, r, i (b, t, d) in bf16 and Λ (d) in \
-fp32; Mamba is the selective SSM with u, dt, z (b, t, d) and B, C (b, t, n) in bf16, softplus(dt + bias), \
-A = -exp(A_log), D and the gate silu(z), with 16 states a channel. Times are as above, one call that finds L2 \
-cold; a percentage is of a layer's own least bytes: inputs and output once, and backward inputs, the output's \
-cotangent and gradients once. A call with gates in torch has the same bytes to its name, and computes them in \
-bf16, which is quickest, and inaccurate where a gate is near 1. mamba-ssm could not be installed beside: its \
-row is from a run of its own on an H200, scaled by the ratio of the copies. *error* is the largest relative \
-distance from a loop in float64, of outputs and of gradients: of some channels in all sequences and of all \
-channels in one, on the tensors that are timed.
+`python benchmarks/fused.py --out FILE.json` measures this. RG-LRU has x, r, i (b, t, d) in bf16 and Λ (d) \
+in fp32. Mamba is the selective SSM with u, dt, z (b, t, d) and B, C (b, t, n) in bf16, softplus(dt + \
+bias), A = -exp(A_log), D and the gate silu(z), with parameters in fp32. Times are as above: one call that \
+finds L2 cold. A percentage is of a layer's own least bytes: inputs and output once; backward inputs, the \
+output's cotangent and gradients once. With gates in torch the same bytes are counted; they are computed \
+in bf16, which is quickest, and rounds a gate near 1. mamba-ssm could not be installed beside: its row is \
+from a run of its own on an H200, scaled by the ratio of the copies. *error* is the largest relative \
+distance from a loop in float64, of outputs and of gradients, over some channels of all sequences and all \
+channels of one, on the tensors that are timed. *Peak memory* is what a forward and a backward pass hold \
+at most, beyond inputs, output and the gradients of both, over these.
 
-A step is one of 128 in a CUDA graph, over eight sets of inputs and states in turn, the state in fp32 written \
-in place. *Peak memory* is what a forward and a backward pass hold at most, beyond inputs, output and the \
-gradients of both, over these."""
+A step is one of 128 in a CUDA graph, over eight sets of inputs and states in turn; the state in fp32 is \
+written in place. The copy moves as many bytes as the state, read and written, and the inputs."""
 
 
 def find(result: dict[str, Any], operator: str, name: str, direction: str, batch: int = 0) -> dict[str, Any]:
@@ -59,22 +59,29 @@ def peer(result: dict[str, Any], direction: str) -> float:
     return PEER_TIMES[direction] * PEER_COPY / result["copy"]["rate_tb_s"]
 
 
-def layers(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _sizes(result: dict[str, Any]) -> tuple[list[int], int]:
+    """b, t, d of the layers, and the states that Mamba has a channel."""
+    sizes = {r["operator"]: r["size"] for r in result["rows"]}
+    *size, states = sizes.get("Mamba", [0])
+    return size or sizes.get("RG-LRU", []), states
+
+
+def layers(states: int) -> list[tuple[str, str, str]]:
     """What a table calls a layer, its operator, its implementation."""
     return [
         ("RG-LRU", "RG-LRU", FUSED),
         ("RG-LRU, gates in torch around `sf.scan(sf.Affine)`", "RG-LRU", BARE),
-        ("Mamba", "Mamba", FUSED),
-        ('Mamba, `memory="low"`', "Mamba", LOW),
+        (f"Mamba, {states} states a channel", "Mamba", FUSED),
+        ('the same, `memory="low"`', "Mamba", LOW),
     ]
 
 
 def layer_table(result: dict[str, Any]) -> list[str]:
     """Every direction of every layer."""
-    size = next((r["size"] for r in result["rows"] if r["operator"] == "Mamba"), [])
+    size, states = _sizes(result)
     head = f"| {shape(size)}, bf16 | {' | '.join(COLUMNS)} | peak memory | error |"
     lines = [head, f"| --- |{' --- |' * (len(COLUMNS) + 2)}"]
-    for label, operator, name in layers(result):
+    for label, operator, name in layers(states):
         rows = [find(result, operator, name, d) for d in COLUMNS]
         peak = f"{100 * rows[-1]['peak']['excess']:.0f} %" if rows[-1] else "–"
         errors = next((r["error"] for r in reversed(rows) if r), {})
@@ -86,9 +93,9 @@ def layer_table(result: dict[str, Any]) -> list[str]:
 
 def small_table(result: dict[str, Any]) -> list[str]:
     """The README's: forward, and forward and backward."""
-    size = next((r["size"] for r in result["rows"] if r["operator"] == "Mamba"), [])
+    size, states = _sizes(result)
     lines = [f"| {shape(size)}, bf16 | forward | forward and backward |", "| --- | --- | --- |"]
-    for label, operator, name in layers(result):
+    for label, operator, name in layers(states):
         if name != LOW:
             cells = [cell(find(result, operator, name, d)) for d in (FORWARD, BOTH)]
             lines.append(f"| {label} | {' | '.join(cells)} |")

@@ -1,4 +1,4 @@
-"""The recurrences that are measured whole, from gates to outputs: their tensors, and the least bytes they move."""
+"""The recurrences that are measured with gates and readout: their tensors, and the least bytes they move."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def bare(
 
 
 def draw_rg_lru(g: Generator, sizes: Sizes) -> dict[str, Tensor]:
-    """Λ so that a channel forgets between a thousandth and a tenth in a step with its gate open, as in Griffin."""
+    """Λ so that a channel with its gate open forgets a thousandth to a tenth in a step, as Griffin begins."""
     tokens = {n: normal(g, RG_LRU.inputs[n].shape(sizes), BF16) for n in ("x", "r", "i")}
     a = 0.9 + 0.099 * uniform(g, (sizes["d"],), torch.float64)
     return tokens | {"Lambda": torch.log(torch.expm1(-a.log() / 8)).float()}
 
 
 def draw_mamba(g: Generator, sizes: Sizes) -> dict[str, Tensor]:
-    """A = -1 .. -n, and a bias of dt so that softplus gives a thousandth to a tenth, as Mamba's code begins."""
+    """A = -1 .. -n, and a bias with which softplus(dt) is about a thousandth to a tenth, as Mamba begins."""
     drawn = {n: normal(g, MAMBA.inputs[n].shape(sizes), BF16) for n in ("u", "dt", "z", "B", "C")}
     step = torch.exp(math.log(1e-3) + math.log(100) * uniform(g, (sizes["d"],), torch.float64))
     decay = torch.arange(1, sizes["n"] + 1, dtype=torch.float64).log().expand(sizes["d"], -1)

@@ -110,10 +110,10 @@ def _forward(
     ran(LastRun(scan.name, chosen.plan))
     held = partial(held_plan, inside, sizes, backward=False)
     if chosen.chunks is None:
-        how = held(sizes[TIME])
-        if keep is None and how.axis and work.bounds is None:
-            work, keep = fenced(scan, work, sizes, how.axis)
-        launch(partial(pipeline.forward_kernel, text), work, options.dtype, how, keep=keep)
+        inner = held(sizes[TIME])
+        if keep is None and inner.axis and work.bounds is None:
+            work, keep = fenced(scan, work, sizes, inner.axis)
+        launch(partial(pipeline.forward_kernel, text), work, options.dtype, inner, keep=keep)
     else:
         how = split.Split(chosen.chunks, spacing, options.dtype, held)
         split.forward(text, pipeline.chunked(text), work, how)

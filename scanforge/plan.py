@@ -76,9 +76,9 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How axes lie in a program: one in each thread's registers (`axis`), or several over its threads (`whole`).
+    """How axes lie in a program: one in each thread's registers (`axis`), or some over its threads (`whole`).
 
-    `rows`, `lanes`, `stages`, `warps` are the kernel's tile; a backward kernel walks `group` entries together.
+    `rows`, `lanes`, `stages`, `warps` are the kernel's tile. A backward kernel walks `group` entries together.
     """
 
     axis: str = ""

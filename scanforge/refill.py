@@ -26,7 +26,7 @@ def in_segments(
     text: str, wanted: Wanted, work: Work, kept: Sequence[Tensor], keep: Keep, sizes: dict[str, int],
     computed: torch.dtype,
 ) -> None:  # fmt: skip
-    """Segment by segment, from the last: run forward again from the state kept before it, then the adjoint."""
+    """Segment by segment, from the last: forward again from the state kept before it, then the adjoint."""
     scan, axis = load(text), pipeline.held_axis(text)
     held = partial(held_plan, pipeline.inside_axes(text), sizes)
     refill, back = (

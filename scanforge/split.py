@@ -130,7 +130,6 @@ def _reduce(scans: Chunked, chunks: Work, aggregates: Views) -> Work:
 def _copy(into: Views, views: Views) -> None:
     for name, view in views.items():
         own = [i for i, has in enumerate(view.has) if has]
-        into[name].take(
-            view.tensor.as_strided([view.shape[i] for i in own], [view.strides[i] for i in own], view.offset),
-            own,
-        )
+        start = view.tensor.storage_offset() + view.offset
+        source = view.tensor.as_strided([view.shape[i] for i in own], [view.strides[i] for i in own], start)
+        into[name].take(source, own)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scanforge as sf
-from benchmarks import baselines, cases, gate, scan, tables, timing
+from benchmarks import baselines, cases, fused_tables, gate, scan, tables, timing
 from benchmarks.baselines import min_max_rounds
 from benchmarks.figures import newest
 from benchmarks.record import RESULTS, Results, finish
@@ -158,7 +158,9 @@ def pages_in(folder: Path) -> None:
     for name in tables.PAGES:
         page = folder / name
         page.parent.mkdir(exist_ok=True)
-        page.write_text(f"before\n\n{tables.BEGIN}\nstale\n{tables.END}\n\nafter\n", encoding="utf-8")
+        blocks = [(tables.BEGIN, tables.END), (fused_tables.BEGIN, fused_tables.END)]
+        text = "".join(f"{begin}\nstale\n{end}\n\n" for begin, end in blocks)
+        page.write_text(f"before\n\n{text}after\n", encoding="utf-8")
 
 
 def test_figures_and_tables_come_from_the_result(tmp_path: Path):
@@ -223,3 +225,23 @@ def test_pages_show_the_newest_result_or_none(name: str):
     text = tables.tables(json.loads(path.read_text(encoding="utf-8")) if path else None)[name]
     page = (ROOT / name).read_text(encoding="utf-8")
     assert tables.filled(page, text) == page, "run benchmarks/figures.py"
+
+
+@pytest.mark.parametrize("name", tables.PAGES)
+def test_pages_show_the_newest_fused_result_or_no_such_section(name: str):
+    path = newest(RESULTS, fused=True)
+    text = fused_tables.sections(json.loads(path.read_text(encoding="utf-8")) if path else None)[name]
+    page = (ROOT / name).read_text(encoding="utf-8")
+    markers = fused_tables.BEGIN, fused_tables.END
+    assert tables.filled(page, text, *markers) == page, "run benchmarks/figures.py"
+
+
+def test_newest_is_of_one_kind(tmp_path: Path):
+    names = ["2001-02-03-a.json", "2001-02-04-a.json", "2001-02-03-fused-a.json", "2001-02-05-fused-a.json"]
+    for name in names:
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    assert newest(tmp_path) == tmp_path / names[1]
+    assert newest(tmp_path, fused=True) == tmp_path / names[3]
+    (tmp_path / names[1]).rename(tmp_path / "x.txt")
+    (tmp_path / names[0]).unlink()
+    assert newest(tmp_path) is None
