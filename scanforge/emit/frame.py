@@ -7,7 +7,7 @@ from functools import partial
 
 from scanforge.emit.form import Form, Kernel, Room
 from scanforge.emit.rows import power_of_two, split_tile
-from scanforge.emit.signature import first_step, place_in_grid, timed
+from scanforge.emit.signature import adds_lanes, first_step, place_in_grid, timed
 
 _CASTS = {"float": "{0}.to(FLOAT)", "int": "{0}.to(INT)", "bool": "({0} != 0)"}
 
@@ -42,15 +42,11 @@ class Frame:
 
     def address(self, tensor: str, room: Room) -> str:
         at = f"    at_{tensor} = {first_step(tensor, room, self.form)}"
-        if self.adds_lanes(tensor, room):  # one sum a block
+        if adds_lanes(tensor, room):  # one sum a block
             return f"{at} + block.to(tl.int64) * sd_{tensor}"
         if tensor.startswith("in_") and room.timed and not room.inner:
             return f"{at}  # the same for all lanes"
         return f"{at} + lane.to(tl.int64) * sd_{tensor}  # [BD]"
-
-    def adds_lanes(self, tensor: str, room: Room) -> bool:
-        """Whether an output is a sum over the program's lanes."""
-        return tensor.startswith("out_") and not room.inner
 
     def entry(self, tensor: str, n: int | None) -> str:
         """How far an entry of the held axis lies."""

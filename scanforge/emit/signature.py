@@ -11,6 +11,11 @@ def is_state(tensor: str) -> bool:
     return tensor.startswith(("start_", "end_", "kept_"))
 
 
+def adds_lanes(tensor: str, room: Room) -> bool:
+    """Whether an output is a sum over the program's lanes; its parts then lie as far apart as time is long."""
+    return tensor.startswith("out_") and not room.inner
+
+
 def timed(kernel: Kernel) -> list[str]:
     """The tensors over time."""
     return [t for t, room in kernel.tensors() if room.timed and not is_state(t)]
@@ -26,7 +31,7 @@ def signature(kernel: Kernel, form: Form) -> list[str]:
     rows += ["ptr_begins, ptr_lengths, ptr_places"] if form.packed else []
     rows += [", ".join(f"s{k}_{t}" for k in outer) for t in names if outer]
     rows += [f"st_{t}: tl.constexpr" for t in timed(kernel)]
-    rows += [f"sd_{t}: tl.constexpr" for t in names]
+    rows += [f"sd_{t}" if adds_lanes(t, room) else f"sd_{t}: tl.constexpr" for t, room in tensors]
     rows += [f"sn_{t}: tl.constexpr" for t, room in tensors if room.held]
     rows += [f"sw{k}_{t}: tl.constexpr" for t, room in tensors for k, has in enumerate(room.whole) if has]
     rows += [f"W{k}: tl.constexpr, B{k}: tl.constexpr" for k in range(len(form.whole))]

@@ -98,7 +98,7 @@ class TestCheck:
 
         original = op.apply
 
-        def spoiled(text, inputs, initial, options):
+        def spoiled(text, inputs, initial, options, bounds=None):
             outputs, finals = original(text, inputs, initial, options)
             return ([y * (1 + 1e-6) for y in outputs] if options.lowering == "parallel" else outputs), finals
 

@@ -94,7 +94,7 @@ class TestCheck:
         """In one direction, or in the last of the inputs that resets and padding add."""
         original = op.apply
 
-        def spoiled(text, inputs, initial, options):
+        def spoiled(text, inputs, initial, options, bounds=None):
             wrong = options.reverse if spoilt == "reverse" else len(inputs) > 4
             wrong &= ".adjoint" not in text
             wrong &= ".adjoint" not in text
