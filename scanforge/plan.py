@@ -124,9 +124,10 @@ def _block_plan(
 ) -> Held:
     whole = tuple(sizes[a] for a in axes)
     entries = prod(map(_power, whole))
-    lanes = max(1, min(64, block // entries))
-    warps = max(1, min(8, entries * lanes // (32 * OF_THREAD)))
-    few = entries * lanes // (32 * warps) <= OF_THREAD
+    most = OF_THREAD // 2 if backward else OF_THREAD  # a backward kernel holds several rows
+    lanes = max(1, min(64, block // (2 if backward else 1) // entries))
+    warps = max(1, min(8, entries * lanes // (32 * most)))
+    few = entries * lanes // (32 * warps) <= most
     rows = _at_most(steps, 4 if few else 2) if backward else 1
     return Held(whole=axes, sizes=whole, rows=rows, lanes=lanes, stages=2, warps=warps)
 
