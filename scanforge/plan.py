@@ -78,7 +78,7 @@ class Inside:
 class Held:
     """How axes lie in a program: one in each thread's registers (`axis`), or some over its threads (`whole`).
 
-    `rows`, `lanes`, `stages`, `warps` are the kernel's tile. A backward kernel walks `group` entries together.
+    `rows`, `lanes`, `stages`, `warps` are the tile. A backward kernel walks `group` entries together.
     """
 
     axis: str = ""

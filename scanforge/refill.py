@@ -55,9 +55,10 @@ def in_segments(
 
 
 def fenced(scan: Scan, work: Work, sizes: dict[str, int], axis: str) -> tuple[Work, Keep]:
-    """A forward pass without gradients keeps its first state: the stores, of which no other is due, stand between
-    the loads of a tile and its arithmetic, so that ptxas does not mix them (0.27 ms against 0.44 for the selective
-    SSM on an H200).
+    """A forward pass without gradients keeps its first state.
+
+    The stores, of which no other is due, stand between the loads of a tile and its arithmetic, so that ptxas
+    does not mix them (0.27 ms against 0.44 for the selective SSM on an H200).
     """
     x0 = [v.like().tensor for v in work.starts.values()]
     rooms = [room(scan, s, x, 1, axis) for s, x in zip(scan.states, x0, strict=True)]

@@ -46,7 +46,7 @@ def next_state(state: str) -> str:
 
 
 class NotLinearError(Exception):
-    """A sum over these axes is needed within the step: it does not reach the outputs by linear lines alone."""
+    """A sum over these axes is needed within the step: not only linear lines lead from it to outputs."""
 
     def __init__(self, axes: Iterable[str]) -> None:
         super().__init__(" ".join(sorted(axes)))

@@ -108,7 +108,7 @@ def of_state(
     over: bool = False,
     alone: bool = False,
 ) -> View:
-    """A state's tensor, its axes in the scan's order, on all lanes; `over` time or tiles if it has that first.
+    """A state's tensor, its axes in the scan's order, on all lanes; `over` time or tiles if that is first.
 
     With `alone` it has one row for all sequences of the batch.
     """

@@ -92,9 +92,9 @@ Make = Callable[[Form], tuple[Kernel, Any]]
 def launch(
     make: Make, work: Work, computed: torch.dtype, held: Held, *, rows: int = 0, keep: Keep | None = None
 ) -> None:
-    """Choose the tile, make the kernel, call it. `rows` forces a backward kernel's R, as what was kept decides it.
+    """Choose the tile, make the kernel, call it.
 
-    Outputs without time are added to what is there, since a call may be several launches.
+    `rows` forces a backward kernel's R, as what was kept decides it. Outputs without time are added to what is there, since a call may be several launches.
     """
     lanes = work.lanes(held)
     inner = {work.axes[i] for i in lanes.groups[-1]} or {*work.axes} - {*held.axes}
@@ -146,7 +146,7 @@ def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int) -> Til
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """Where a kernel writes an output: in place if it has all groups of lanes, else in parts, to be added up."""
+    """Where a kernel writes an output: in place if it has all groups of lanes, else in parts to add up."""
 
     target: View
     view: View
@@ -217,7 +217,8 @@ def call(
             *(v.pointer() for v in views.values()),
             work.steps, lanes.inner, *lanes.outer, *(work.kept[r.name].strides[0] for r in kernel.kept),
             *bounds, *(s for found in strides.values() for s in found[:-1]), **constants,
-            BD=tile.lanes, NS=tile.stages, MASKED=lanes.inner % tile.lanes != 0, FENCE=_fence(first, computed),
+            BD=tile.lanes, NS=tile.stages, MASKED=lanes.inner % tile.lanes != 0,
+            FENCE=_fence(first, computed),
             num_warps=held.warps if held.whole else max(1, tile.lanes // 32),
         )  # fmt: skip
 

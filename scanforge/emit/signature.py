@@ -12,7 +12,7 @@ def is_state(tensor: str) -> bool:
 
 
 def adds_lanes(tensor: str, room: Room) -> bool:
-    """Whether an output is a sum over the program's lanes; its parts then lie as far apart as time is long."""
+    """Whether an output is a sum over the program's lanes: its parts lie a whole time apart."""
     return tensor.startswith("out_") and not room.inner
 
 

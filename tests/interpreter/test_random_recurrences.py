@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import scanforge as sf
@@ -48,7 +48,7 @@ def random(examples: int):
         deadline=None,
         max_examples=examples,
         derandomize=True,
-        report_multiple_bugs=False,
+        phases=[Phase.generate],  # a failure is small as it is, and a kernel takes long to shrink
         suppress_health_check=quiet,
     )
     drawn = given(
