@@ -94,7 +94,8 @@ def launch(
 ) -> None:
     """Choose the tile, make the kernel, call it.
 
-    `rows` forces a backward kernel's R, as what was kept decides it. Outputs without time are added to what is there, since a call may be several launches.
+    `rows` forces a backward kernel's R, as what was kept decides it. Outputs without
+    time are added to what is there, since a call may be several launches.
     """
     lanes = work.lanes(held)
     inner = {work.axes[i] for i in lanes.groups[-1]} or {*work.axes} - {*held.axes}

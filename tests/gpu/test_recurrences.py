@@ -65,6 +65,8 @@ class Run:
     def drawn(self) -> tuple[Tensors, Initial, dict[str, Any]]:
         """On the CPU: inputs, initial states in float32, options."""
         tensors, initial = draw(BY_NAME[self.name], self.dtype, seed=3, **self.sizes)
+        if self.name == "LinearAttention":  # as a feature map does, so that q·z does not cancel
+            tensors |= {n: tensors[n].abs() for n in ("q", "k")}
         options, shape = dict(self.options), (self.sizes["b"], self.sizes["t"])
         if self.cu:
             packed = self.sizes | {"b": len(self.cu) - 1}
