@@ -75,12 +75,11 @@ def cube(x):
     "expm1": """
 def expm1(x):
     if FLOAT == tl.float32:
-        near = tl.where(x > 89.0, 89.0, tl.where(x < -64.0, -64.0, x))
+        near = minimum(maximum(x, -64.0), 89.0)
         shifted = near * 1.4426950408889634 + 12582912.0  # its low bits are the whole number n
         n = shifted - 12582912.0
-        f = (near - n * 0.693359375) + n * 2.12194440e-4
-        p = (((((1.9875691500e-4 * f + 1.3981999507e-3) * f + 8.3334519073e-3) * f + 4.1665795894e-2) * f
-              + 1.6666665459e-1) * f + 5.0000001201e-1) * (f * f) + f
+        f = near - n * 0.6931471805599453
+        p = ((((1.3933734e-3 * f + 8.363236e-3) * f + 4.1666463e-2) * f + 0.16666576) * f + 0.5) * (f * f) + f
         half = (shifted.to(tl.int32, bitcast=True) << 23) + 0x3F000000  # 2^(n - 1): doubling overflows last
         scale = half.to(tl.float32, bitcast=True)
         return 2.0 * (scale * p + (scale - 0.5))
@@ -98,7 +97,10 @@ def log1p(x):
 """,
     "sigmoid": """
 def sigmoid(x):
-    return inverse(1.0 + exp(-x))
+    if FLOAT == tl.float32:
+        return inverse(1.0 + tl.exp2(x * -1.4426950408889634))
+    else:
+        return 1.0 / (1.0 + tl.exp(-x))
 """,
     "softplus": """
 def softplus(x):
