@@ -229,6 +229,7 @@ class _Places:
                 continue
             if line.op == "sum" and held in line.over:
                 self.sums[name] = line.args[0]
+                self.tangled |= line.args[0] in behind  # a sum of what stands after the sums
                 behind.add(name)
                 timed.add(name)
                 continue

@@ -33,9 +33,7 @@ def outcome(
     outputs, finals = many(outputs), many(finals)
     wanted = {n: x for n, x in (inputs | start).items() if x.requires_grad}
     slopes = {loss: _slopes(outputs, finals, wanted, loss, place_cotangent or place) for loss in losses}
-    return Outcome(
-        tuple(x.detach().cpu() for x in outputs), tuple(x.detach().cpu() for x in finals), slopes
-    )
+    return Outcome(tuple(x.detach().cpu() for x in outputs), tuple(x.detach().cpu() for x in finals), slopes)
 
 
 def _slopes(outputs, finals, wanted: Tensors, loss: str, place: Place) -> Tensors:

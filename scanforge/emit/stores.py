@@ -92,11 +92,15 @@ class Stores:
     def outputs_of(self, part: str) -> list[Room]:
         return [r for r in self.shape.outputs if r.name in self.walk.results[part]]
 
+    def entries(self, part: str, r: Room, entries: list[int]) -> list[int | None]:
+        """The entries of the held axis to store: those walked, or all where the value lacks the axis."""
+        return [*entries] if self.walk.per_entry(part) else self.frame.entries(r)
+
     def put(self, part: str, i: int, entries: list[int], place: Place) -> list[str]:
         """Store a row's outputs, or add them to what is stored at the end."""
         lines = []
         for r in self.outputs_of(part):
-            for n in entries if self.walk.per_entry(part) else [None]:
+            for n in self.entries(part, r, entries):
                 value, t = self.walk.result(part, r.name, i, n), f"out_{r.name}"
                 if not r.timed:
                     lines.append(f"{_accumulator(r.name, n)} += {value}")
@@ -111,7 +115,7 @@ class Stores:
         for r in self.outputs_of(part):
             if not r.timed or r.inner:
                 continue
-            own: list[int | None] = [*entries] if self.walk.per_entry(part) else [None]
+            own = self.entries(part, r, entries)
             together = max(32 // len(own), 1)  # rows
             for k in range(0, len(rows), together):
                 cells = [(i, n) for i in sorted(rows)[k : k + together] for n in own]

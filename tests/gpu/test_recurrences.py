@@ -1,4 +1,4 @@
-"""Fused recurrences on a GPU at real sizes, against the reference backend in float64. Few kernels, many checks.
+"""Recurrences on a GPU at real sizes, against the reference backend in float64: few kernels, many checks.
 
 A kernel with many entries in a thread takes long to compile, so that one test does all that needs it.
 """
@@ -166,7 +166,7 @@ def test_req37_a_step_in_a_cuda_graph(name):
 
 
 def test_peak_memory_of_training_the_selective_ssm():
-    """(8, 2048, 2048, 16) in bf16: inputs, outputs, gradients (the incoming one is one) and a share of them."""
+    """(8, 2048, 2048, 16) in bf16: inputs, outputs, gradients (with the incoming one), and a share."""
     torch.use_deterministic_algorithms(False)  # which would fill all empties
     entry = BY_NAME["Mamba"]
     sizes = {"b": 8, "t": 2048, "d": 2048, "n": 16}

@@ -51,9 +51,7 @@ def random(examples: int):
         phases=[Phase.generate],  # a failure is small as it is, and a kernel takes long to shrink
         suppress_health_check=quiet,
     )
-    drawn = given(
-        recurrences(), st.integers(1, 6), widths, st.integers(0, 99), st.sampled_from(LOWERINGS)
-    )
+    drawn = given(recurrences(), st.integers(1, 6), widths, st.integers(0, 99), st.sampled_from(LOWERINGS))
     return lambda test: options(drawn(test))
 
 
