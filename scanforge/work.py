@@ -118,7 +118,10 @@ def launch(
         packed=work.bounds is not None,
     )
     tile = _tile(work, lanes, held, rows=rows, least=keep.spacing if keep and not keep.refill else 0)
-    kernel, function = make(replace(form, rows=tile.rows))
+    ragged = (
+        not held.axis or work.bounds is not None or work.steps % tile.rows > 0
+    )
+    kernel, function = make(replace(form, rows=tile.rows, ragged=ragged))
     if not held.whole and any(r.timed and not r.inner for r in kernel.outputs):
         tile = replace(tile, lanes=32)  # a warp adds up its lanes
     sums = [_Sum.of(work, n, lanes, tile, computed) for n in work.outputs]

@@ -28,6 +28,7 @@ class Form:
     spacing: int = 0  # a forward kernel keeps the states before every so many rows; 0: none
     sparse: bool = False  # and none for the rows that fill no tile: the spacing is of many tiles
     single: bool = False  # of one step: no loop
+    ragged: bool = True  # there may be rows that fill no tile
     nvidia: bool = False  # inline assembly may stand in it
     packed: bool = False  # the outermost group is of packed sequences
 

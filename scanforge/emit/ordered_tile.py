@@ -98,7 +98,8 @@ class _Writer:
                 lines += [f"    {x}" for x in w.call("once", 0)]
                 lines += [f"    {x}" for n in range(self.form.entries) for x in w.call("once_each", 0, n)]
         lines += [f"    {x} = tl.zeros([BD], FLOAT)" for x in self.stores.accumulators()]
-        sections = [self.only_step()] if self.form.single else [self.tiles(), self.rest()]
+        sections = [self.only_step()] if self.form.single else [self.tiles()]
+        sections += [self.rest()] if self.form.ragged and not self.form.single else []
         for section in reversed(sections) if self.down else sections:
             lines += section
         lines += [f"    {x}" for x in (*self.stores.store_ends(), *self.stores.store_accumulators())]

@@ -61,7 +61,11 @@ def truth() -> list[torch.Tensor]:
     return results(sf.operators.Affine, ("a", "b", "h"))
 
 
-@pytest.mark.parametrize("names", GROUPS, ids=" ".join)
+# A third of them at every run, all in `make test-all`.
+EVERY = [g if i % 3 == 0 else pytest.param(g, marks=pytest.mark.slow) for i, g in enumerate(reversed(GROUPS))]
+
+
+@pytest.mark.parametrize("names", EVERY, ids=" ".join)
 def test_any_name(names):
     for x, y in zip(results(affine(*names), names), truth(), strict=True):
         assert torch.equal(x, y)

@@ -24,7 +24,14 @@ pytestmark = pytest.mark.interpreter
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 # Tiles have 8 rows here and 4 in the backward kernel, chunks 16: both sides of each, and a prime.
-LENGTHS = (1, 3, 4, 5, 8, 9, 16, 17, 33, 37)
+# The others of each kind are left to `make test-all`.
+LENGTHS = (1, 4, 5, 8, 17, 37, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 9, 16, 33)))
+SHAPES = (
+    (1, 9, 1),
+    (1, 9, 70),
+    (2, 17, 2, 3),
+    *(pytest.param(s, marks=pytest.mark.slow) for s in ((2, 9, 33), (3, 17))),
+)
 
 
 def start_of(initial):
@@ -61,7 +68,7 @@ class TestEveryOperator:
                 assert (states.dtype, finals.dtype) == (dtype, carried)
         assert {x.dtype for x in got.gradients.values()} == {dtype}
 
-    @pytest.mark.parametrize("shape", [(1, 9, 1), (2, 9, 33), (1, 9, 70), (2, 17, 2, 3), (3, 17)], ids=str)
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_lanes(self, case, lowering, shape):
         """One lane, more than a warp's, more than a block's, several axes, none beside the batch."""
         leaves, initial = draw(case, shape)
