@@ -206,6 +206,9 @@ def stages(program: Program, held: str = "") -> Stages | None:
     for part in reversed(PARTS):
         lines = tuple(x for x in program.lines if places.of.get(x.var.name) == part)
         own = {x.var.name for x in lines}
+        own |= {
+            s for s in places.sums.values() if part == "each" and s not in places.of
+        }  # an input, as it was
         handed = [(handed_on(v), v) for v in sorted(needed & own)]
         made[part] = _part(program, part, lines, [*outputs[part], *handed])
         needed |= {v.name for v in made[part].inputs}

@@ -118,9 +118,9 @@ def launch(
         packed=work.bounds is not None,
     )
     tile = _tile(work, lanes, held, rows=rows, least=keep.spacing if keep and not keep.refill else 0)
-    ragged = (
-        not held.axis or work.bounds is not None or work.steps % tile.rows > 0
-    )
+    if keep and keep.refill:  # a segment is of whole tiles
+        tile = replace(tile, rows=min(tile.rows, keep.spacing))
+    ragged = not held.axis or work.bounds is not None or work.steps % tile.rows > 0
     kernel, function = make(replace(form, rows=tile.rows, ragged=ragged))
     if not held.whole and any(r.timed and not r.inner for r in kernel.outputs):
         tile = replace(tile, lanes=32)  # a warp adds up its lanes

@@ -150,7 +150,7 @@ class _Writer:
                 lines += self.stores.put("each", i, entries, place)
                 if len(groups) == 1:
                     lines += [*self.walk.call("behind", i), *self.stores.put("ahead", i, [], place)]
-                    lines += self.stores.put("behind", i, [], place)
+                    lines += [*self.stores.put("behind", i, [], place), *self.walk.carry_on()]
             lines += self.stores.put_lane_sums("each", order, entries, place)
         for i in order if len(groups) > 1 else []:
             lines += [

@@ -65,7 +65,8 @@ class _TritonFolder(Folder):
         if line is not None and self.takes_literal(line):
             return value
         dtype = {"float": "FLOAT", "int": "INT", "bool": "tl.int1"}[kind]
-        shape = "()" if line is not None else f"{self.name(self.program.inputs[0].name)}.shape"
+        alone = line is not None or not self.program.inputs
+        shape = "()" if alone else f"{self.name(self.program.inputs[0].name)}.shape"
         return f"tl.full({shape}, {value}, {dtype})"
 
     def takes_literal(self, line: Line) -> bool:

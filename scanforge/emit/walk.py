@@ -30,7 +30,10 @@ class Walk:
         self.seen = {r.name: r for r in seen}
         self.inputs = {r.name: r for r in kernel.inputs}
         self.states = {r.name: r for r in states}
-        self.made = {v: p for p in PARTS for n, v in stages.part(p).outputs if n == handed_on(v)}
+        handed = {v: p for p in PARTS for n, v in stages.part(p).outputs if n == handed_on(v)}
+        lines = {x.var.name for p in PARTS for x in stages.part(p).lines}
+        self.made = {v: p for v, p in handed.items() if v in lines}
+        self.shown = handed.keys() - lines  # inputs of the step that are summands
         self.sums = dict(stages.sums)
         self.results: dict[str, list[str]] = {p: [n for n, _ in stages.part(p).outputs] for p in PARTS}
 
@@ -82,7 +85,8 @@ class Walk:
         """The register of a part's result."""
         for state, room in self.states.items():
             if name == next_state(state):
-                return self.register(state, n if room.held else None, i + 1)
+                late = bool(self.form.held) and not room.held and not self.rerun
+                return new_name(state) if late else self.register(state, n if room.held else None, i + 1)
         row = "" if part.startswith("once") else str(i)
         entry = f"n{n}" if self.per_entry(part) and n is not None else ""
         variable = name.removeprefix(handed_on(""))
@@ -101,11 +105,16 @@ class Walk:
             lines += [f"{name} = tl.broadcast_to({name}, [BD])" for name in names]
         return lines
 
+    def carry_on(self) -> list[str]:
+        """The states without the held axis step on once all entries of a row have read them."""
+        late = [r for r in self.states.values() if self.form.held and not r.held and not self.rerun]
+        return [f"{state_name(r.name, None)} = {new_name(r.name)}" for r in late]
+
     def add(self, i: int, entries: Iterable[int], *, begin: bool) -> list[str]:
         """Add the summands of some entries to the row's sums."""
         lines = []
         for name, summand in self.sums.items():
-            part = self.made.get(summand)
+            part = "each" if summand in self.shown else self.made.get(summand)
             terms = [
                 self.result(part, handed_on(summand), i, n) if part else self.value(summand, i, n)
                 for n in entries
@@ -118,6 +127,11 @@ class Walk:
 def state_name(state: str, n: Entry) -> str:
     """A carried state."""
     return f"x_{state}" if n is None else f"x{n}_{state}"
+
+
+def new_name(state: str) -> str:
+    """A state after a row that still reads the one before it."""
+    return f"new_{state}"
 
 
 def before_name(state: str, i: int, n: Entry) -> str:
