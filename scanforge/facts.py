@@ -106,7 +106,8 @@ def _reads(program: Program, output: str, name: str) -> bool:
 
 
 def expanded_axes(scan: Scan) -> tuple[str, ...]:
-    """The axes of states that no output over time has: the readout contracts them."""
-    shown = {a for o in scan.outputs if TIME in o.axes for a in o.axes}
+    """The axes of states that no value read out over time has: the readout contracts them."""
+    timed = [o for o in scan.outputs if TIME in o.axes]
+    shown = {a for o in timed for a in (*o.axes, *scan.readout.output(o.name).axes)}
     states = {a for s in scan.states for a in s.axes}
     return scan.order(a for a in states if a not in shown and not is_outer(a)) if scan.outputs else ()

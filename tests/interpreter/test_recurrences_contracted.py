@@ -107,6 +107,21 @@ class Dead(sf.Recurrence):
         return shifted + 1.0, sf.exp(shifted * 0.01), shifted
 
 
+class DeadLanes(sf.Recurrence):
+    """The same in the lanes of an ordered tile, at every step and over all of them."""
+
+    x = sf.Input("b t d")
+    C = sf.Input("b t n")
+    h = sf.State("b d n")
+    y, total = sf.Output("b t"), sf.Output("b")
+
+    def element(self):
+        return sf.Affine(a=0.5, b=self.x * self.C)
+
+    def readout(self):
+        return sf.sum(sf.exp(self.h) + 1.0, "n"), sf.sum(self.C * self.h + 1.0, "n")
+
+
 class Once(sf.Recurrence):
     """An output with n and one without: no thread holds n, and D x must count once beside a sum over it."""
 
@@ -136,7 +151,7 @@ def results(recurrence, n, steps, options):
 @every_lowering
 @pytest.mark.parametrize("n", [1, 4, 40])
 @pytest.mark.parametrize(
-    "recurrence", [Spread, Shared, Unread, Beside, Inside, Dead, Once], ids=lambda r: r.__name__
+    "recurrence", [Spread, Shared, Unread, Beside, Inside, Dead, DeadLanes, Once], ids=lambda r: r.__name__
 )
 def test_values_and_gradients(recurrence, n, lowering):
     truth = results(recurrence, n, 5, {"backend": "reference"})
