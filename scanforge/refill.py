@@ -34,9 +34,8 @@ def in_segments(
         partial(pipeline.backward_kernel, text, wanted),
     )
     dense = Keep(keep.refill)
-    rooms = [
-        room(scan, s, x[0], dense.rows(keep.spacing), axis) for s, x in zip(scan.states, kept, strict=True)
-    ]
+    rows = keep.spacing // keep.refill + keep.refill - 1  # the last segment may end within a tile
+    rooms = [room(scan, s, x[0], rows, axis) for s, x in zip(scan.states, kept, strict=True)]
     again = states(scan, scan.states, rooms, sizes, over=True)
     spare = states(scan, scan.states, [torch.empty_like(x[0]) for x in kept], sizes)
     passed = [{n: v.like() for n, v in work.starts.items()} for _ in range(2)]

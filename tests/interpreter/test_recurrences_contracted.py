@@ -170,3 +170,25 @@ def test_many_segments(steps, n, memory, monkeypatch):
     found = results(Beside, n, steps, {"backend": "triton", "lowering": "ordered_tile", "memory": memory})
     for x, y in zip(found, truth, strict=True):
         assert_close(x, y, "long")
+
+
+@pytest.mark.parametrize("n", [3, 40])
+def test_req33_a_last_segment_that_ends_within_a_tile(n, monkeypatch):
+    """Its rows beyond whole tiles have states of their own in scratch: nothing is written past its end."""
+    wholes, plain = [], torch.Tensor.new_empty
+
+    def new_empty(self, size, *, dtype=None, **rest):
+        made = plain(self, size, dtype=dtype, **rest)
+        whole = torch.full((made.numel() + 4096,), 77, dtype=made.dtype)
+        wholes.append(whole)
+        return whole[: made.numel()].view(made.shape)
+
+    Tiles(4, 2, chunk=8).force(monkeypatch)
+    monkeypatch.setattr(plan, "BUDGET", {"": 0.0})
+    truth = results(Beside, n, 15, {"backend": "reference"})
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+    found = results(Beside, n, 15, {"backend": "triton", "lowering": "ordered_tile"})
+    for x, y in zip(found, truth, strict=True):
+        assert_close(x, y, "long")
+    assert len(wholes) > 5
+    assert all((whole[-4096:] == 77).all() for whole in wholes)
