@@ -57,7 +57,8 @@ def assert_same(drawn: Drawn, got, truth, inputs, missing: bool = False) -> None
         assert_close(x, y, "long", f"{drawn}")
     slopes = gradients(got, inputs, missing), gradients(truth, inputs, missing=True)
     for x, y in zip(*slopes, strict=True):
-        assert_close(x, y, "long", f"gradient of {drawn}")
+        if max(x.norm(), y.norm()) > 1e-13:  # else terms cancel, and the sum is what rounding left
+            assert_close(x, y, "long", f"gradient of {drawn}")
 
 
 @random(60)
