@@ -48,7 +48,7 @@ def scan(  # noqa: PLR0913 - options by keyword
     and a final state of its own (their batch axis has one row for each).
     `mask` of shape (b, t): false is padding, where the state passes through, outputs and gradients are 0;
     `lengths` of shape (b,) says the same for sequences padded on the right.
-    `memory="low"` keeps fewer states for the backward pass, for up to a third more time. `lowering` forces
+    `memory="low"` keeps fewer states for the backward pass, which then takes longer. `lowering` forces
     one of the backend's: "loop" or "parallel", "ordered_tile" or "split".
 
     Raises InputError (its kinds are ArgumentError, ShapeError, DTypeError, DeviceError) for tensors that

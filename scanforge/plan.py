@@ -105,7 +105,7 @@ OF_THREAD = 16  # of these in one thread, while there are threads
 
 
 def held_plan(inside: Inside, sizes: dict[str, int], steps: int, *, backward: bool) -> Held:
-    """The tile of a kernel with axes inside (measured on an H200, docs/dev/lab-notes.md)."""
+    """The tile of a kernel with axes inside; that of a held axis was measured (docs/dev/lab-notes.md)."""
     if not inside.axes:
         return Held()
     entries = sizes[inside.axes[0]]

@@ -9,14 +9,14 @@ stages          the same, cut by what each line depends on: once a call, once a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scanforge.ir.builder import Builder
 from scanforge.ir.check import check_program
 from scanforge.ir.program import Line, Program, Var
 from scanforge.ir.scan import TIME, Scan, before, is_outer
 from scanforge.ir.value import Value
-from scanforge.prune import drop_guards, tidy
+from scanforge.prune import drop_dead, drop_guards, tidy
 
 
 def step_program(scan: Scan) -> Program:
@@ -38,6 +38,13 @@ def step_program(scan: Scan) -> Program:
     outputs = builder.inline(scan.readout, {v.name: read[v.name] for v in scan.readout.inputs})
     steps = {next_state(name): value for name, value in after.items()}
     return check_program(tidy(drop_guards(builder.finish(steps | outputs))))
+
+
+def states_only(scan: Scan) -> Program:
+    """The step without its outputs: what runs forward again."""
+    program = step_program(scan)
+    wanted = {next_state(s.name) for s in scan.states}
+    return drop_dead(replace(program, outputs=tuple(o for o in program.outputs if o[0] in wanted)))
 
 
 def next_state(state: str) -> str:

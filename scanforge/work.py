@@ -94,8 +94,8 @@ def launch(
 ) -> None:
     """Choose the tile, make the kernel, call it.
 
-    `rows` forces a backward kernel's R, as what was kept decides it. Outputs without
-    time are added to what is there, since a call may be several launches.
+    `rows` forces a backward kernel's R, as what was kept decides it. Outputs without time are added to what
+    is there, since a call may be several launches.
     """
     lanes = work.lanes(held)
     inner = {work.axes[i] for i in lanes.groups[-1]} or {*work.axes} - {*held.axes}
@@ -170,6 +170,7 @@ class _Sum:
             return cls(target, target, (), None, False)
         sizes = list(lanes.sizes)
         sizes[-1] = -(-lanes.inner // tile.lanes)
+        # packed sequences share a target's batch axis, of stride 0: their rows lie apart in time
         own = [i for i, has in enumerate(target.has) if has and (target.strides[i] or target.shape[i] == 1)]
         order = tuple(sorted(own, key=lambda i: -abs(target.strides[i])))
         shape = [sizes[g] for g in lacking] + [target.shape[i] for i in order]

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import scanforge as sf
 from tests import loops
-from tests.catalogue import generator
+from tests.catalogue import chance, generator
 from tests.recurrence_loops import walk
 
 F64 = torch.float64
@@ -233,3 +233,14 @@ def tensors_of(drawn: Drawn, sizes: dict[str, int], seed: int):
         return torch.randn([sizes[a] for a in axes], generator=g, dtype=F64).requires_grad_()
 
     return {n: one(a) for n, a in drawn.inputs.items()}, tuple(one(a) for a in drawn.states().values())
+
+
+def options_of(sizes: dict[str, int], seed: int) -> dict[str, object]:
+    """A direction, and now and then resets and padding."""
+    g, shape = generator(seed), (sizes["b"], sizes["t"])
+    options: dict[str, object] = {"reverse": bool(seed & 1)}
+    if seed & 2:
+        options["reset"] = chance(g, shape, 0.3)
+    if seed & 4:
+        options["mask"] = chance(g, shape, 0.7)
+    return options

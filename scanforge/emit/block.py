@@ -8,20 +8,16 @@ it runs again from the states that were kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from scanforge.emit.form import Form, Kernel, Room, input_rooms, output_room, state_room
+from scanforge.emit.form import CASTS, Form, Kernel, Room, kept_at, shape_of
 from scanforge.emit.signature import first_entry, first_step, head, place_in_grid, signature
 from scanforge.emit.triton_maths import helpers
 from scanforge.emit.triton_text import block_function
 from scanforge.ir.program import Program
-from scanforge.ir.scan import Scan, State, before
+from scanforge.ir.scan import Scan, before
 from scanforge.narrow import narrowed
-from scanforge.prune import drop_dead
-from scanforge.schedule import first, next_state, settled, step_program
-
-_CASTS = {"float": "{0}.to(FLOAT)", "int": "{0}.to(INT)", "bool": "{0}"}
+from scanforge.schedule import first, next_state, settled, states_only, step_program
 
 
 def forward_kernel(scan: Scan, form: Form) -> Kernel:
@@ -39,17 +35,8 @@ class _Writer:
         self.scan, self.form, self.down = scan, form, primal is not None
         within = frozenset(form.whole)
         self.step = narrowed(settled(scan, step, within))
-        again = {i.name for i in scan.inputs if i.role == "state_before"} if primal else set()
-        seen: tuple[State, ...] = primal.states if primal and again else ()
+        self.shape, seen = shape_of(form, scan, primal)
         self.rerun = narrowed(settled(primal, states_only(primal), within)) if primal and seen else None
-        read = [i.name for i in scan.inputs if i.name not in again]
-        if seen and primal:
-            read += [i.name for i in primal.inputs if i.name not in read]
-        own = tuple(state_room(form, s) for s in scan.states)
-        kept = tuple(state_room(form, s) for s in seen) if self.down else own if form.spacing else ()
-        scans = [scan, *([primal] if primal else [])]
-        outputs = tuple(output_room(form, o) for o in scan.outputs)
-        self.shape = Kernel("", input_rooms(form, scans, read), outputs, own, own, kept)
         self.tensors = self.shape.tensors()
         self.padded = [a for a, n in zip(form.whole, form.sizes, strict=True) if n & (n - 1)]
 
@@ -97,11 +84,11 @@ class _Writer:
             if not r.timed
         ]
         lines += self.walk_down() if self.down else self.walk_up()
-        lines += [f"    {self.store(f'at_end_{r.name}', f'x_{r.name}', r)}" for r in self.shape.ends]
+        lines += [f"    {self.store(f'end_{r.name}', f'x_{r.name}', r)}" for r in self.shape.ends]
         for r in self.shape.outputs:
             if not r.timed:
                 value = f"total_{r.name}" if r.inner else self.lane_sum(f"total_{r.name}")
-                lines.append(f"    {self.store(f'at_out_{r.name}', value, r)}")
+                lines.append(f"    {self.store(f'out_{r.name}', value, r)}")
         return "\n".join(lines) + "\n"
 
     def addresses(self) -> list[str]:
@@ -135,17 +122,18 @@ class _Writer:
     def load(self, at: str, room: Room) -> str:
         return f"tl.load({at}, mask={self.mask(room)})"
 
-    def store(self, at: str, value: str, room: Room) -> str:
-        pointer = at.partition("_")[2]
-        whole = f"tl.broadcast_to({value}, {self.size(room)})"
-        return f"tl.store({at}, {whole}.to(ptr_{pointer}.dtype.element_ty), mask={self.mask(room)})"
+    def store(self, tensor: str, value: str, room: Room, row: str = "") -> str:
+        """A value, broadcast to all that the tensor has, at its address or at a row of it."""
+        at = f"at_{tensor} + {row} * st_{tensor}" if row else f"at_{tensor}"
+        whole = f"tl.broadcast_to({value}, {self.size(room)}).to(ptr_{tensor}.dtype.element_ty)"
+        return f"tl.store({at}, {whole}, mask={self.mask(room)})"
 
     def lane_sum(self, value: str) -> str:
         """Over the program's lanes, dead ones left out; what has no lanes counts once a lane."""
         return f"tl.sum(tl.where(live, {value}, 0.0), {len(self.form.whole)}, keep_dims=True)"
 
     def cast(self, text: str, room: Room) -> str:
-        return _CASTS[room.kind].format(text)
+        return CASTS[room.kind].format(text)
 
     def one_step(self, row: str, i: int) -> list[str]:
         """The step at one row; `row` gives the row of a pointer."""
@@ -168,12 +156,8 @@ class _Writer:
                 lines.append(f"total_{r.name} += out_{r.name}")
             else:
                 value = f"out_{r.name}" if r.inner else self.lane_sum(f"out_{r.name}")
-                lines.append(self.store_row(r, value, row))
+                lines.append(self.store(f"out_{r.name}", value, r, row))
         return lines
-
-    def store_row(self, r: Room, value: str, row: str) -> str:
-        whole = f"tl.broadcast_to({value}, {self.size(r)}).to(ptr_out_{r.name}.dtype.element_ty)"
-        return f"tl.store(at_out_{r.name} + {row} * st_out_{r.name}, {whole}, mask={self.mask(r)})"
 
     def stated(self, value: str, room: Room) -> str:
         kind = {"float": "FLOAT", "int": "INT", "bool": "tl.int1"}[room.kind]
@@ -203,15 +187,7 @@ class _Writer:
             return self.only_step()
         lines = ["    for t in tl.range(0, T, num_stages=NS):", "        row = zero + t"]
         body = self.load_rows("row", 0)
-        spacing = self.form.spacing
-        if self.shape.kept and self.form.sparse:
-            body += [f"at = row // {spacing}", f"if row % {spacing} == 0:"]
-        elif self.shape.kept:
-            body += [
-                f"whole = T // {spacing} * {spacing}",
-                f"at = tl.where(row < whole, row // {spacing}, T // {spacing} + row - whole)",
-                f"if (row >= whole) | (row % {spacing} == 0):",
-            ]
+        body += ["now = row", *kept_at(self.form)] if self.shape.kept else []
         for r in self.shape.kept:
             value = f"tl.broadcast_to(x_{r.name}, {self.size(r)})"
             body.append(
@@ -258,10 +234,3 @@ class _Writer:
         return lines + [
             f"before{i + 1}_{k.name} = {self.stated(f'new_{k.name}', k)}" for k in self.shape.kept
         ]
-
-
-def states_only(scan: Scan) -> Program:
-    """The step without its outputs."""
-    program = step_program(scan)
-    wanted: Iterable[str] = {next_state(s.name) for s in scan.states}
-    return drop_dead(replace(program, outputs=tuple(o for o in program.outputs if o[0] in wanted)))

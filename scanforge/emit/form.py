@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from scanforge.ir.scan import TIME, Output, Scan, State
 
+CASTS = {"float": "{0}.to(FLOAT)", "int": "{0}.to(INT)", "bool": "{0}"}  # of what was loaded
+
 CHUNK_AXIS = "chunk"  # of time cut into chunks: what has time, and every state, has it
 
 
@@ -92,3 +94,33 @@ def input_rooms(form: Form, scans: Iterable[Scan], names: Iterable[str]) -> tupl
     """The places of inputs, looked up in the scans that read them."""
     known = {i.name: i for scan in scans for i in scan.inputs}
     return tuple(room(form, n, known[n].kind, known[n].axes) for n in names)
+
+
+def shape_of(form: Form, scan: Scan, primal: Scan | None) -> tuple[Kernel, tuple[Room, ...]]:
+    """A kernel's tensors, its text still empty, and the states of the primal that it runs again.
+
+    A backward kernel (`primal` is given) runs forward again where its scan, the adjoint, reads the state
+    before the step; then it reads the primal's inputs too.
+    """
+    again = {i.name for i in scan.inputs if i.role == "state_before"} if primal else set()
+    read = [i.name for i in scan.inputs if i.name not in again]
+    rerun = primal if primal and again else None
+    read += [i.name for i in rerun.inputs if i.name not in read] if rerun else []
+    seen = tuple(state_room(form, s) for s in (rerun.states if rerun else ()))
+    own = tuple(state_room(form, s) for s in scan.states)
+    inputs = input_rooms(form, [scan, *([primal] if primal else [])], read)
+    outputs = tuple(output_room(form, o) for o in scan.outputs)
+    kept = seen if primal else own if form.spacing else ()
+    return Kernel("", inputs, outputs, own, own, kept), seen
+
+
+def kept_at(form: Form) -> list[str]:
+    """Where the state before the step `now` is kept, and the condition that it is."""
+    spacing = form.spacing
+    if form.sparse:
+        return [f"at = (now // {spacing}).to(tl.int64)", f"if now % {spacing} == 0:"]
+    return [
+        f"whole = T // {spacing} * {spacing}",
+        f"at = tl.where(now < whole, now // {spacing}, T // {spacing} + now - whole).to(tl.int64)",
+        f"if (now >= whole) | (now % {spacing} == 0):",
+    ]

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from scanforge.emit.form import Form, Kernel, Room
+from scanforge.emit.form import CASTS, Form, Kernel, Room
 from scanforge.emit.rows import power_of_two, split_tile
 from scanforge.emit.signature import adds_lanes, first_step, place_in_grid, timed
-
-_CASTS = {"float": "{0}.to(FLOAT)", "int": "{0}.to(INT)", "bool": "({0} != 0)"}
 
 
 class Frame:
@@ -86,13 +84,9 @@ class Frame:
         lines = []
         for room in self.kernel.inputs:
             if not room.timed:
-                cast = "{0}" if room.kind == "bool" else _CASTS[room.kind]
-                name = room.name
+                name, cast = room.name, CASTS[room.kind]
                 lines += self.load_lanes(f"in_{name}", room, "at_", partial(untimed_name, name), cast)
         return [f"    {x}" for x in lines]
-
-    def cast(self, text: str, kind: str) -> str:
-        return _CASTS[kind].format(text)
 
     def tile_pointers(self) -> list[str]:
         """Where the first tile in the order of walking is."""
@@ -143,7 +137,7 @@ class Frame:
             names = [row_name(room.name, i, n) for i in range(rows)]
             return split_tile(f"tl.permute({name}, (1, 0))", names)
         width = power_of_two(self.form.entries) if room.held else 1
-        cast = "{0}.to(tl.int8)" if room.kind == "bool" else _CASTS[room.kind]
+        cast = "{0}.to(tl.int8)" if room.kind == "bool" else CASTS[room.kind]
         spread = f"tl.broadcast_to({cast.format(name)}[None, :, :], [BD, {rows}, {width}])"
         names = [row_name(room.name, i, k if room.held else None) for i in range(rows) for k in range(width)]
         return split_tile(spread, names)

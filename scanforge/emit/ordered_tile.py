@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scanforge.emit.form import Form, Kernel, input_rooms, output_room, state_room
+from scanforge.emit.form import Form, Kernel, shape_of
 from scanforge.emit.frame import Frame
 from scanforge.emit.rows import lane_sums, shuffles
 from scanforge.emit.signature import first_entry, head, signature
@@ -23,10 +23,9 @@ from scanforge.emit.triton_maths import helpers
 from scanforge.emit.triton_text import function
 from scanforge.emit.walk import Walk, before_name, state_name
 from scanforge.ir.program import Program
-from scanforge.ir.scan import Scan, State
+from scanforge.ir.scan import Scan
 from scanforge.narrow import narrowed
-from scanforge.prune import drop_dead
-from scanforge.schedule import first, next_state, settled, stages, step_program
+from scanforge.schedule import first, next_state, settled, stages, states_only, step_program
 
 _FENCE = (
     'tl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [{0}], '
@@ -49,32 +48,17 @@ class _Writer:
         self.scan, self.form, self.down = scan, form, primal is not None
         within = frozenset([form.held] if form.held else [])
         step = narrowed(settled(scan, step, within))
-        again = {i.name for i in scan.inputs if i.role == "state_before"} if primal else set()
-        rerun_states: tuple[State, ...] = primal.states if primal and again else ()
-        read = [i.name for i in scan.inputs if i.name not in again]
-        if rerun_states and primal:
-            read += [i.name for i in primal.inputs if i.name not in read]
-        seen = tuple(state_room(form, s) for s in rerun_states)
-        own = tuple(state_room(form, s) for s in scan.states)
-        forward_kept = own if form.spacing else ()
-        self.shape = Kernel(
-            "",
-            input_rooms(form, [scan, *([primal] if primal else [])], read),
-            tuple(output_room(form, o) for o in scan.outputs),
-            own,
-            own,
-            seen if self.down else forward_kept,
-        )
+        self.shape, seen = shape_of(form, scan, primal)
         self.frame = Frame(self.shape, form, down=self.down)
         made = stages(step, form.held)
         assert made is not None, f"{scan.name}: the plan holds {form.held}, whose entries depend on a sum"
-        self.walk = Walk(made, self.shape, form, own, seen)
+        self.walk = Walk(made, self.shape, form, self.shape.starts, seen)
         self.stores = Stores(self.shape, form, self.frame, self.walk)
         self.rerun = None
-        if rerun_states and primal:
-            again_stages = stages(narrowed(settled(primal, _states_only(primal), within)), form.held)
-            assert again_stages is not None, f"{primal.name}: its states depend on a sum over {form.held}"
-            self.rerun = Walk(again_stages, self.shape, form, seen, seen, rerun=True)
+        if seen and primal:
+            again = stages(narrowed(settled(primal, states_only(primal), within)), form.held)
+            assert again is not None, f"{primal.name}: its states depend on a sum over {form.held}"
+            self.rerun = Walk(again, self.shape, form, seen, seen, rerun=True)
         self.firsts = [v.name for v in step.inputs if v.name.startswith(first(""))]
 
     def kernel(self) -> Kernel:
@@ -213,10 +197,3 @@ class _Writer:
         lines += f.load_row()
         lines += self.stores.keep_first() if not self.down else self.load_kept("at_")
         return [f"    {x}" for x in (*lines, *self.rows(1, lambda t, _: f"row_{t}", keeps=False))]
-
-
-def _states_only(scan: Scan) -> Program:
-    """The step without its outputs."""
-    program = step_program(scan)
-    wanted = {next_state(s.name) for s in scan.states}
-    return drop_dead(replace(program, outputs=tuple(o for o in program.outputs if o[0] in wanted)))

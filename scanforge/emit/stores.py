@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from scanforge.emit.form import Form, Kernel, Room
+from scanforge.emit.form import Form, Kernel, Room, kept_at
 from scanforge.emit.frame import Frame
 from scanforge.emit.walk import Walk, state_name
 
@@ -69,19 +69,8 @@ class Stores:
         """Store the state before a row of the rest where the backward kernel looks for it."""
         if not self.shape.kept:
             return []
-        spacing = self.form.spacing
-        lines = [f"now = tiles * {self.form.rows} + t"]
-        if self.form.sparse:
-            lines += [f"at = (now // {spacing}).to(tl.int64)", f"if now % {spacing} == 0:"]
-        else:
-            lines += [
-                f"whole = T // {spacing} * {spacing}",
-                f"at = tl.where(now < whole, now // {spacing}, T // {spacing} + now - whole).to(tl.int64)",
-                f"if (now >= whole) | (now % {spacing} == 0):",
-            ]
-        return lines + [
-            f"    {x}" for x in self.store_states(self.shape.kept, "at_kept_{0} + at * st_kept_{0}")
-        ]
+        kept = self.store_states(self.shape.kept, "at_kept_{0} + at * st_kept_{0}")
+        return [f"now = tiles * {self.form.rows} + t", *kept_at(self.form), *(f"    {x}" for x in kept)]
 
     def keep_first(self) -> list[str]:
         """Store the state before the only step."""

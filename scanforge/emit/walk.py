@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scanforge.emit.form import Form, Kernel, Room
+from scanforge.emit.form import CASTS, Form, Kernel, Room
 from scanforge.emit.frame import row_name, untimed_name
 from scanforge.ir.program import Program
 from scanforge.ir.scan import before
 from scanforge.schedule import PARTS, Stages, handed_on, next_state
 
-_CASTS = {"float": "{0}.to(FLOAT)", "int": "{0}.to(INT)", "bool": "({0} != 0)"}
 _LETTERS = {"once": "c", "once_each": "c", "ahead": "a", "each": "e", "behind": "b"}
 Entry = int | None
 
 
 class Walk:
-    """The parts of one program at rows. `prefix` tells the functions of two programs apart.
+    """The parts of one program at rows.
 
-    `states` are carried in registers x_<state>; or, of a `rerun`, in before<row>_<state>, one for each row,
-    where another walk `seen` them.
+    `states` are carried in registers x_<state>; those of a `rerun` are in before<row>_<state>, one for each
+    row, where the walk of the adjoint has `seen` them.
     """
 
     def __init__(
@@ -69,7 +68,9 @@ class Walk:
             if not room.timed:
                 return untimed_name(name, entry)
             text = row_name(name, i, entry)
-            return text if room.kind == "bool" and room.inner else _CASTS[room.kind].format(text)
+            if room.kind == "bool" and not room.inner:  # spread as numbers
+                return f"({text} != 0)"
+            return CASTS[room.kind].format(text)
         if name.startswith("first_"):
             return name
         state = name.removeprefix(before(""))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import scanforge as sf
-from tests.catalogue import chance, generator
-from tests.random_recurrences import ORDER, Drawn, recurrences, tensors_of
+from tests.catalogue import generator
+from tests.random_recurrences import ORDER, Drawn, options_of, recurrences, tensors_of
 from tests.reference.compare import LOWERINGS, cotangent, many
 from tests.reference.fused import single
 from tests.tolerances import assert_close
@@ -65,11 +65,7 @@ def assert_same(drawn: Drawn, got, truth, inputs, missing: bool = False) -> None
 def test_values_and_gradients(drawn, length, widths, seed):
     sizes = dict(zip(ORDER, widths, strict=True)) | {"t": length}
     tensors, initial = tensors_of(drawn, sizes, seed)
-    g, options = generator(seed), {"reverse": bool(seed & 1)}
-    if seed & 2:
-        options["reset"] = chance(g, (sizes["b"], length), 0.3)
-    if seed & 4:
-        options["mask"] = chance(g, (sizes["b"], length), 0.7)
+    options = options_of(sizes, seed)
     start = initial if seed & 8 else None
     outputs, finals = drawn.loop(tensors, start, sizes, options)
     for lowering in LOWERINGS:
