@@ -27,33 +27,31 @@ Declared = type[Operator] | type[Recurrence]
 
 def scan(  # noqa: PLR0913 - options by keyword
     operator: Declared, /, *unnamed: Any, initial_state: Any = None, return_final_state: bool = False,
-    reverse: bool = False, reset: Tensor | None = None, cu_seqlens: Tensor | None = None,
-    mask: Tensor | None = None, lengths: Tensor | None = None, dim: int | None = None,
-    memory: str | None = None, backend: str | None = None, lowering: str | None = None, **tensors: Tensor,
+    reverse: bool = False, reset: Tensor | None = None, reset_state: Any = None,
+    cu_seqlens: Tensor | None = None, mask: Tensor | None = None, lengths: Tensor | None = None,
+    dim: int | None = None, memory: str | None = None, backend: str | None = None,
+    lowering: str | None = None, **tensors: Tensor,
 ) -> Any:  # fmt: skip
     """Run a recurrence over time: x_t = apply(e_t, x_{t-1}), y_t = readout(x_t, x_{t-1}, inputs_t) for all t.
 
     `tensors` are a Recurrence's inputs by name, of the shapes that it declares, or an operator's leaves, of
-    equal rank >= 2 with time in dimension `dim` (1 by default). Size 1 broadcasts; a recurrence may have
-    further batch axes before `b`. Floats (fp16, bf16, fp32, fp64, complex, in any mix) are computed and
-    carried in fp32 (fp64 if one is). Outputs, a tuple if there are several, have the dtype promoted from the
-    inputs over time; an operator's are its states. Gradients are the sequential loop's, by torch's rules.
-    `initial_state` has the state's shape without time, or broadcasts to it; several states, a tuple. With
-    `return_final_state` the result is (outputs, final states), the latter in the dtype of the computation.
-    `reverse` runs from the last step to the first.
+    equal rank >= 2 with time in dimension `dim` (1 by default). Size 1 broadcasts. Floats (fp16, bf16, fp32,
+    fp64, complex, in any mix) are computed and carried in fp32 (fp64 if one is). Outputs, a tuple if several,
+    have the dtype promoted from the inputs over time; an operator's are its states. Gradients are the
+    sequential loop's, by torch's rules. `initial_state` has the state's shape without time, or broadcasts to
+    it; several, a tuple. With `return_final_state` the result is (outputs, final states), the latter in the
+    dtype of the computation. `reverse` runs from the last step to the first.
 
-    `reset` of shape (b, t): where it is true a new segment starts, from the initial state: with a = b = 1 and
-    resets at 5 and 6, h is 1, 2, 3, 4, 5, 1, 1, 2, ... Under `reverse` the boundary is the same: before t.
+    `reset` of shape (b, t): where true, a new segment starts before t, from the initial state, or from
+    `reset_state` if the initial state was carried over: a = b = 1 and resets at 3, 4 give 1, 2, 3, 1, 1, 2.
     `cu_seqlens` = [0, ends of the sequences...]: sequences packed into a batch of one, each with an initial
-    and a final state of its own (their batch axis has one row for each).
-    `mask` of shape (b, t): false is padding, where the state passes through, outputs and gradients are 0;
-    `lengths` of shape (b,) says the same for sequences padded on the right.
-    `memory="low"` keeps fewer states for the backward pass, which then takes longer. `lowering` forces
-    one of the backend's: "loop" or "parallel", "ordered_tile" or "split".
+    and a final state of its own. `mask` of shape (b, t): false is padding, where the state passes through,
+    outputs and gradients are 0; `lengths` of shape (b,) says the same for padding on the right.
+    `memory="low"` keeps fewer states for the backward pass, which takes longer. `lowering` forces one of the
+    backend's: "loop" or "parallel", "ordered_tile" or "split".
 
-    Raises InputError (its kinds are ArgumentError, ShapeError, DTypeError, DeviceError) for tensors that
-    do not fit, LawError for an operator that breaks a law, BackendError for a backend that cannot run here.
-
+    Raises InputError (ArgumentError, ShapeError, DTypeError, DeviceError) for tensors that do not fit,
+    LawError for an operator that breaks a law, BackendError for a backend that cannot run here.
     Source: Blelloch, Prefix sums and their applications (1990), for scans of associative operators.
 
     Example:
@@ -65,8 +63,9 @@ def scan(  # noqa: PLR0913 - options by keyword
     declared = declared_of(operator)
     named_only(declared, "scan", unnamed)
     wants_finals = _flag(declared, "return_final_state", return_final_state)
-    backwards, kept = _flag(declared, "reverse", reverse), _memory(declared, memory)
-    call = prepare(operator, tensors, initial_state, dim=_dim(declared, dim), cu_seqlens=cu_seqlens)
+    backwards, kept, at = _flag(declared, "reverse", reverse), _memory(declared, memory), _dim(declared, dim)
+    states = initial_state, reset_state
+    call = prepare(operator, tensors, *states, dim=at, cu_seqlens=cu_seqlens)
     call = bounded(call, reverse=backwards, reset=reset, mask=mask, lengths=lengths)
     outputs, finals = _run(call, Options(backwards, "", call.dtype, memory=kept), backend, lowering)
     if wants_finals:
@@ -80,6 +79,7 @@ def step(
     /,
     *unnamed: Any,
     reset: Tensor | None = None,
+    reset_state: Any = None,
     mask: Tensor | None = None,
     inplace: bool = False,
     backend: str | None = None,
@@ -93,7 +93,7 @@ def step(
 
     `inplace` writes the new state into the tensor that was given, which then must need no gradient. `reset`
     and `mask` are those of `scan` at this step, of shape (b,): where `reset` is true the step starts from
-    the recurrence's own initial state.
+    `reset_state`, by default the recurrence's own initial state.
 
     Raises what `scan` raises.
 
@@ -107,7 +107,7 @@ def step(
     declared = declared_of(operator)
     named_only(declared, "step", unnamed)
     writes = _flag(declared, "inplace", inplace)
-    call = prepare(operator, tensors, state, function="step")
+    call = prepare(operator, tensors, state, reset_state=reset_state, function="step")
     given = state if isinstance(state, tuple | list) else (state,)
     if writes:
         check_writable(call, given)

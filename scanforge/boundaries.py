@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,10 +17,14 @@ Tensor = torch.Tensor
 
 
 def bounded(
-    call: Prepared, *, reverse: bool, reset: Any, mask: Any, lengths: Any,
-    entering: Sequence[Tensor] | None = None,
-) -> Prepared:  # fmt: skip
-    """The call with its padding and its resets, from the initial state or what is `entering`."""
+    call: Prepared, *, reverse: bool, reset: Any = None, mask: Any = None, lengths: Any = None
+) -> Prepared:
+    """The call with its padding and its resets."""
+    if call.entering is not None and reset is None:
+        raise ArgumentError(
+            f"{call.declared.name} got reset_state=, the state that resets start from, and no reset=: write "
+            "reset=starts, or leave reset_state out."
+        )
     if mask is not None and lengths is not None:
         raise ArgumentError(
             f"{call.declared.name} got mask= and lengths=, which say the same thing: write one of them."
@@ -35,7 +40,7 @@ def bounded(
         whole = starts.expand(*starts.shape[:-1], call.sizes[TIME])
         flags = _between(whole) if reverse else starts
         changed = segments.resetting(call.text, _dims(call, flags))
-        call = call.adding(changed.text, [flags, *(entering or call.initial)])
+        call = call.adding(changed.text, [flags, *(call.entering or call.initial)])
     return call
 
 
@@ -47,9 +52,11 @@ def bounded_step(call: Prepared, *, reset: Any, mask: Any, first: bool) -> Prepa
         begins = _flag(call, "reset", starts)
         all_alike = torch.full(_shape(call), first, dtype=torch.bool, device=call.device)
         call = call.adding(call.text, [all_alike if begins is None else all_alike | begins])
-    if starts is None or first:
-        return bounded(call, reverse=False, reset=None, mask=real, lengths=None)
-    return bounded(call, reverse=False, reset=starts, mask=real, lengths=None, entering=call.own_initial())
+    if call.entering is None:
+        if starts is None or first:
+            return bounded(call, reverse=False, mask=real)
+        call = replace(call, entering=tuple(call.own_initial()))
+    return bounded(call, reverse=False, reset=starts, mask=real)
 
 
 def _of_step(call: Prepared, option: str, value: Any, shape: tuple[int, ...]) -> Any:

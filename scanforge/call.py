@@ -221,10 +221,12 @@ def device_of(declared: Declaration | Fused, tensors: Mapping[str, Tensor]) -> t
 
 def initial_states(
     declared: Declaration | Fused, shapes: Sequence[tuple[int, ...]], device: torch.device, given: Any,
-    complex_states: Sequence[bool], function: str,
+    complex_states: Sequence[bool], called: str,
 ) -> list[Tensor | None]:  # fmt: skip
-    """One tensor per state, that broadcasts to its shape, or None for each where none was given."""
-    called = "state" if function == "step" else "initial_state"
+    """One tensor per state, that broadcasts to its shape, or None for each where none was given.
+
+    `called` is the name of the argument.
+    """
     if given is None:
         return [None] * len(declared.states)
     values = list(given) if isinstance(given, tuple | list) else [given]
@@ -233,7 +235,7 @@ def initial_states(
         write = f"({names})" if len(declared.states) > 1 else names
         raise ArgumentError(
             f"{declared.name}: {called} has {len(values)} tensor(s), expected one for each state "
-            f"({names}): write {'' if function == 'step' else 'initial_state='}{write}."
+            f"({names}): write {'' if called == 'state' else f'{called}='}{write}."
         )
     made: list[Tensor | None] = []
     states: Sequence[StateField | Named] = declared.states

@@ -11,8 +11,8 @@ from scanforge.ir.typing import KINDS
 from scanforge.ir.unknown import location
 
 OPTIONS = (
-    "dim", "reverse", "initial_state", "return_final_state", "reset", "cu_seqlens", "lengths", "mask",
-    "backend", "lowering", "tune", "memory", "inplace", "dtype",
+    "dim", "reverse", "initial_state", "return_final_state", "reset", "reset_state", "cu_seqlens",
+    "lengths", "mask", "backend", "lowering", "tune", "memory", "inplace", "dtype",
 )  # fmt: skip
 METHODS = ("combine", "apply", "element", "readout")
 DOMAINS = ("any", "positive", "nonnegative", "unit")

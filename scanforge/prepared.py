@@ -36,6 +36,7 @@ class Prepared:
     dtype: torch.dtype
     device: torch.device
     packed: Tensor | None  # the bounds of packed sequences
+    entering: tuple[Tensor, ...] | None = None  # where resets start from, if not from the initial states
 
     @property
     def scan(self) -> Scan:
@@ -67,10 +68,24 @@ class Prepared:
         return [joined([next(turned) for _ in names]) for _, names in self.traced.states]
 
 
+@dataclass(frozen=True, slots=True)
+class _States:
+    """The states that a call of `function` gives."""
+
+    initial: Any
+    reset: Any
+    function: str
+
+    @property
+    def listed(self) -> Sequence[Any]:
+        return self.initial if isinstance(self.initial, tuple | list) else [self.initial]
+
+
 def prepare(
     operator: type[Operator] | type[Recurrence],
     tensors: dict[str, Tensor],
     initial: Any,
+    reset_state: Any = None,
     *,
     dim: int = 1,
     cu_seqlens: Any = None,
@@ -81,22 +96,20 @@ def prepare(
     Packed sequences (`cu_seqlens`) have states of their own each. Tensors of a `step` have no time.
     """
     if isinstance(operator, type) and issubclass(operator, Recurrence):
-        return _recurrence(operator, tensors, initial, cu_seqlens, function)
+        return _recurrence(operator, tensors, _States(initial, reset_state, function), cu_seqlens)
     if function == "step":
         tensors = {n: x.unsqueeze(1) if isinstance(x, Tensor) and x.ndim else x for n, x in tensors.items()}
-    return _bare(operator, tensors, initial, dim, cu_seqlens, function)
+    return _bare(operator, tensors, _States(initial, reset_state, function), dim, cu_seqlens)
 
 
 def _bare(
-    operator: type[Operator], tensors: dict[str, Tensor], initial: Any, dim: int, cu_seqlens: Any,
-    function: str,
-) -> Prepared:  # fmt: skip
+    operator: type[Operator], tensors: dict[str, Tensor], given: _States, dim: int, cu_seqlens: Any
+) -> Prepared:
     declared = declaration(operator)
-    bound = bind(declared, tensors, dim, function)
-    given = initial if isinstance(initial, tuple | list) else [initial]
+    bound = bind(declared, tensors, dim, given.function)
     complex_states = frozenset(
         s.name
-        for s, x in zip(declared.states, given, strict=False)
+        for s, x in zip(declared.states, given.listed, strict=False)
         if isinstance(x, Tensor) and x.is_complex()
     )
     traced = front(operator, Signature(bound.axes, bound.dims, bound.complex_leaves, complex_states))
@@ -105,21 +118,20 @@ def _bare(
     sizes = dict(zip(bound.natural, bound.shape, strict=True))
     packed = None if cu_seqlens is None else _bounds(declared, cu_seqlens, sizes, bound.device)
     named = [lanes] * len(declared.states)
-    sized = _sizes(sizes, packed)
-    made = _real_initial(declared, traced, inputs, initial, named, sized, bound, function)
+    made, entering = _real_states(declared, traced, inputs, given, named, _sizes(sizes, packed), bound)
     dims = (lanes,) * len(traced.scan.states)
     return Prepared(
-        declared, traced, traced.text, inputs, made, dims, sizes, bound.dtype, bound.device, packed
+        declared, traced, traced.text, inputs, made, dims, sizes, bound.dtype, bound.device, packed, entering
     )
 
 
 def _recurrence(
-    cls: type[Recurrence], tensors: dict[str, Tensor], initial: Any, cu_seqlens: Any, function: str
+    cls: type[Recurrence], tensors: dict[str, Tensor], given: _States, cu_seqlens: Any
 ) -> Prepared:
     declared = fused(cls)
-    bound = bind_recurrence(declared, tensors, initial, function)
+    bound = bind_recurrence(declared, tensors, given.initial, given.function)
     traced = front_recurrence(cls, bound.call)
-    if function == "step":
+    if given.function == "step":
         tensors = {
             i.name: tensors[i.name].unsqueeze(dims.index(TIME)) if TIME in dims else tensors[i.name]
             for i, dims in zip(declared.inputs, bound.call.dims, strict=True)
@@ -128,11 +140,12 @@ def _recurrence(
     packed = None if cu_seqlens is None else _bounds(declared, cu_seqlens, bound.sizes, bound.device)
     named = [bound.state_dims(s) for s in declared.states]
     sized = _sizes(bound.sizes, packed)
-    made = _real_initial(declared, traced, inputs, initial, named, sized, bound, function)
+    made, entering = _real_states(declared, traced, inputs, given, named, sized, bound)
     dims = tuple(d for d, (_, real) in zip(named, traced.states, strict=True) for _ in real)
     return Prepared(
-        declared, traced, traced.text, inputs, made, dims, bound.sizes, bound.dtype, bound.device, packed
-    )
+        declared, traced, traced.text, inputs, made, dims, bound.sizes, bound.dtype, bound.device, packed,
+        entering,
+    )  # fmt: skip
 
 
 def _bounds(
@@ -162,14 +175,27 @@ def _real_inputs(traced: Traced, tensors: dict[str, Tensor]) -> tuple[Tensor, ..
     return tuple(made[i.name] for i in traced.scan.inputs if i.name in made)
 
 
-def _real_initial(
-    declared: Declaration | Fused, traced: Traced, inputs: Sequence[Tensor], initial: Any,
-    named: Sequence[tuple[str, ...]], sizes: dict[str, int], bound: Bound | BoundFused, function: str,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Every real state's initial tensor, of full shape in the scan's order of axes, in the carried dtype."""
+def _real_states(
+    declared: Declaration | Fused, traced: Traced, inputs: Sequence[Tensor], given: _States,
+    named: Sequence[tuple[str, ...]], sizes: dict[str, int], bound: Bound | BoundFused,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:  # fmt: skip
+    """The real initial states, and those that resets start from, if the call gives them."""
     is_complex = [len(names) == 2 for _, names in traced.states]
     shapes = [tuple(sizes[a] for a in dims) for dims in named]
-    given = initial_states(declared, shapes, bound.device, initial, is_complex, function)
+
+    def made(value: Any, called: str) -> tuple[Tensor, ...]:
+        states = initial_states(declared, shapes, bound.device, value, is_complex, called)
+        return _real_initial(traced, inputs, states, named, shapes, bound)
+
+    initial = made(given.initial, "state" if given.function == "step" else "initial_state")
+    return initial, None if given.reset is None else made(given.reset, "reset_state")
+
+
+def _real_initial(
+    traced: Traced, inputs: Sequence[Tensor], given: Sequence[Tensor | None],
+    named: Sequence[tuple[str, ...]], shapes: Sequence[tuple[int, ...]], bound: Bound | BoundFused,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Every real state's initial tensor, of full shape in the scan's order of axes, in the carried dtype."""
     scan = traced.scan
     carried = dict(zip((s.name for s in scan.states), state_dtypes(scan, inputs, bound.dtype), strict=True))
     made: list[Tensor] = []
