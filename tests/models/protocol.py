@@ -142,7 +142,7 @@ def check_packed_are_separate_runs(make: Make) -> None:
 
 
 def check_padding(make: Make) -> None:
-    """Requirement 38: padding on any side, NaN in it, batches of 3 and 1; outputs and gradients are 0 there."""
+    """Requirement 38: padding on any side, NaN in it, batches of 3 and 1; nothing comes of padding."""
     layer, steps = make(), 14
     left = torch.arange(steps) >= torch.tensor([0, 3, 10])[:, None]
     middle = chance(generator(5), (3, steps), 0.6)
