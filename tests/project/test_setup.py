@@ -35,8 +35,10 @@ def test_a_given_interpreter_installs_nothing():
 
 
 def test_without_one_the_pins_are_installed():
-    for target in ("demo", "test"):
-        assert "-c constraints.txt" in _dry_run(target)
+    for target in ("demo", "test", "test-all"):
+        commands = _dry_run(target)
+        assert "-c constraints.txt" in commands
+        assert ("[transformers]" in commands) == (target == "test-all")
 
 
 def _name(requirement: str) -> str:
@@ -52,5 +54,6 @@ def test_every_dependency_is_pinned():
         if not line.startswith("#")
     ]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin) for pin in pins)
-    wanted = {_name(r) for r in [*project["dependencies"], *extras["test"], *extras["demo"]]}
+    installed = [*extras["test"], *extras["demo"], *extras["transformers"]]
+    wanted = {_name(r) for r in [*project["dependencies"], *installed]}
     assert wanted <= {_name(pin) for pin in pins}
