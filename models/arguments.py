@@ -73,3 +73,10 @@ def states(where: str, given: object, shapes: dict[str, tuple[int, ...]]) -> dic
             "initial_state returned."
         )
     return {name: state(where, name, given[name], shape) for name, shape in shapes.items()}
+
+
+def tokens(where: str, given: object, name: str = "tokens") -> None:
+    """Tokens (B, T) of an integer type."""
+    if not isinstance(given, Tensor) or given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
+        got = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+        raise ValueError(f"{where}: {name} is {got}, expected int64 of shape (B, T).")

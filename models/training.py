@@ -1,4 +1,4 @@
-"""What a training loop needs beside the model: a watch on gradients, an optimiser and its schedule, a seed."""
+"""What a training loop needs beside the model: a watch on gradients, an optimiser, its schedule, a seed."""
 
 from __future__ import annotations
 
