@@ -54,6 +54,10 @@ class RecurrentBlock(RGLRUMixer):
         width = d_model if width is None else width
         arguments.positive("RecurrentBlock", d_model=d_model, width=width, num_heads=num_heads)
         arguments.divides("RecurrentBlock", ("num_heads", num_heads), ("width", width))
+        if out_variance < 0:
+            raise ValueError(
+                f"RecurrentBlock: out_variance={out_variance!r} is no variance: write at least 0."
+            )
         parts = Parts(
             d_model, width, d_conv, d_conv - 1, c, a_init_range, conv_bias=True, bias=True,
             a_init=a_init, gates="block", num_blocks=num_heads, gelu=gelu, unit_start=unit_start,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from .. import arguments
+
 Tensor = torch.Tensor
 
 
@@ -13,6 +15,7 @@ class BlockDiagonalLinear(nn.Module):
 
     weight (num_blocks, block, block), bias (num_blocks, block); x and y (..., num_blocks · block). Weights
     start as N(0, 1 / block), biases at 0.
+    Raises ValueError if num_blocks does not divide width.
     Source: recurrentgemma's block-diagonal gates.
 
     Example:
@@ -28,6 +31,8 @@ class BlockDiagonalLinear(nn.Module):
         device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        arguments.positive("BlockDiagonalLinear", width=width, num_blocks=num_blocks)
+        arguments.divides("BlockDiagonalLinear", ("num_blocks", num_blocks), ("width", width))
         block = width // num_blocks
         weight = torch.empty(num_blocks, block, block, device=device, dtype=dtype)
         self.weight = nn.Parameter(weight)
