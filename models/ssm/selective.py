@@ -27,8 +27,8 @@ class SelectiveSSM(Mixer):
 
     [x'|z] = W_in u; x = silu(conv(x')), causal, of width d_conv; [δ|B|C] = W_x x, δ of dt_rank numbers, by
     default d_model/16 rounded up; Δ = softplus(W_dt δ + bias); A = -exp(A_log), at the start -(1..N) in each
-    of the d = expand·d_model channels. The d/n_groups channels of a group share B and C. u is (B, T, d_model),
-    a state {"conv": (B, d, d_conv - 1), the last x', and "ssm": (B, d, d_state)}.
+    of the d = expand·d_model channels. The d/n_groups channels of a group share B and C. u is
+    (B, T, d_model), a state {"conv": (B, d, d_conv - 1), the last x', and "ssm": (B, d, d_state)}.
 
     Parameters have Mamba's names and initial values; with n_groups = 1 its `state_dict` loads. At the start
     Δ is log-uniform in [dt_min, dt_max] and at least dt_init_floor, and the weight of W_dt is uniform in
@@ -63,8 +63,7 @@ class SelectiveSSM(Mixer):
         if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
             raise ValueError(f"{NAME}: dt_rank={dt_rank!r} is no rank: write an int of at least 1 or 'auto'.")
         arguments.divides(NAME, ("n_groups", n_groups), ("expand·d_model", d))
-        if not 0 < dt_min <= dt_max:
-            raise ValueError(f"{NAME}: dt_min={dt_min!r}, dt_max={dt_max!r}: write 0 < dt_min <= dt_max.")
+        _check_time_steps(dt_min, dt_max, dt_init_floor, dt_scale)
         arguments.one_of(NAME, "dt_init", dt_init, ("random", "constant"))
         self.declaration = recurrence(NAME, discretisation, n_groups > 1)
         self.d_model, self.d_inner, self.d_state, self.dt_rank = d_model, d, d_state, rank
@@ -78,12 +77,9 @@ class SelectiveSSM(Mixer):
         self.out_proj = nn.Linear(d, d_model, bias=bias, **factory)
         with torch.no_grad():
             most = dt_scale / math.sqrt(rank)
-            self.dt_proj.weight.uniform_(-most, most) if dt_init == "random" else self.dt_proj.weight.fill_(
-                most
-            )
-            self.dt_proj.bias.copy_(
-                before_softplus(time_steps(self.dt_proj.bias, dt_min, dt_max, dt_init_floor))
-            )
+            self.dt_proj.weight.uniform_(-most if dt_init == "random" else most, most)
+            dt = time_steps(self.dt_proj.bias, dt_min, dt_max, dt_init_floor)
+            self.dt_proj.bias.copy_(before_softplus(dt))
         kept: Any = {"device": device, "dtype": state_dtype(self.in_proj.weight.dtype)}
         self.A_log = nn.Parameter(torch.arange(1, d_state + 1, **kept).log().repeat(d, 1))
         self.D = nn.Parameter(torch.ones(d, **kept))
@@ -164,6 +160,14 @@ class SelectiveSSM(Mixer):
 
     def _whole(self, x: Tensor, axis: int) -> Tensor:
         return x if self.n_groups == 1 else x.flatten(axis, axis + 1)
+
+
+def _check_time_steps(low: float, high: float, floor: float, scale: float) -> None:
+    if not 0 < low <= high:
+        raise ValueError(f"{NAME}: dt_min={low!r} and dt_max={high!r}, expected 0 < dt_min <= dt_max.")
+    for name, value in (("dt_init_floor", floor), ("dt_scale", scale)):
+        if value < 0:
+            raise ValueError(f"{NAME}: {name}={value!r} is negative: write a number of at least 0.")
 
 
 def _width(d_model: int, expand: float) -> int:
