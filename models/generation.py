@@ -42,7 +42,7 @@ def generate(
     The prompt is read in one `forward`, every further token by one `step`. `temperature` 0 takes the
     likeliest token; above, tokens are drawn from softmax(logits / temperature), over the `top_k` likeliest
     ones if given. `model` has `forward(tokens, state=, return_state=)` and `step(token, state)`. It runs in
-    evaluation mode and is left in the mode it was in. Nothing is copied from the device while tokens are made.
+    evaluation mode and is left in the mode it was in. Nothing is copied from the device between tokens.
 
     Raises ValueError: an empty prompt, tokens outside of the vocabulary, a negative `n` or `temperature`, a
     `top_k` below 1, or more positions than the model's `max_seq_len`, if it has one.

@@ -36,8 +36,8 @@ class TransformerBlock(nn.Module):
         arguments.divides(where, ("num_heads", num_heads), ("d_model", d_model))
         if d_model // num_heads % 2:
             raise ValueError(
-                f"{where}: d_model={d_model} over num_heads={num_heads} is odd, and RoPE pairs the two halves "
-                "of a head: choose sizes that give an even number."
+                f"{where}: d_model={d_model} over num_heads={num_heads} is odd, and RoPE pairs the two "
+                "halves of a head: choose sizes that give an even number."
             )
         arguments.between(where, "dropout", dropout, 0, 1)
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, d_model // num_heads
