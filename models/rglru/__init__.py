@@ -6,5 +6,13 @@ from .block import RecurrentBlock
 from .gates import BlockDiagonalLinear
 from .layer import RGLRU
 from .recurrence import RGLRUScan, RGLRUUnitStart
+from .recurrent_gemma import from_recurrent_gemma
 
-__all__ = ["RGLRU", "BlockDiagonalLinear", "RGLRUScan", "RGLRUUnitStart", "RecurrentBlock"]
+__all__ = [
+    "RGLRU",
+    "BlockDiagonalLinear",
+    "RGLRUScan",
+    "RGLRUUnitStart",
+    "RecurrentBlock",
+    "from_recurrent_gemma",
+]
