@@ -112,7 +112,7 @@ class HGRN2Attention(HeadMixer):
 
     def answer(self, o: Tensor, x: Tensor) -> Tensor:
         """Norm, gate, dropout, projection."""
-        o = self.norm(o)
+        o = self.normed(self.norm, o)
         if self.output_gate != "none":
             o = o * F.silu(self.g_proj(x))
         y: Tensor = self.out_proj(self.dropout(o))

@@ -132,11 +132,18 @@ class HeadMixer(Mixer):
         """(heads, size of the decaying axis), or (1, 1), in the dtype of the computation."""
         bound, dtype = self.lower_bound, state_dtype(x.dtype)
         if isinstance(bound, LowerBounds):
-            row: Tensor = bound()[self.layer_idx]
-            return row.to(dtype).unflatten(0, self.form.decaying)
+            learned: Tensor = bound()
+            bound = learned[self.layer_idx].reshape(self.form.decaying)
         if isinstance(bound, Tensor):
             return bound.to(dtype)
         return torch.full((1, 1), bound, dtype=dtype, device=x.device)
+
+    @staticmethod
+    def normed(norm: nn.Module, o: Tensor) -> Tensor:
+        """The norm in the dtype of its weight, which under autocast is wider than that of o."""
+        weight = getattr(norm, "weight", None)
+        y: Tensor = norm(o if weight is None else o.to(weight.dtype))
+        return y
 
     def _shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"S": (batch, *self.form.state)}

@@ -100,7 +100,7 @@ class HGRN2(HeadMixer):
 
     def answer(self, o: Tensor, x: Tensor) -> Tensor:
         """Norm, the gate if there is one, projection."""
-        o = self.g_norm(o)
+        o = self.normed(self.g_norm, o)
         if self.output_gate != "none":
             o = o * F.silu(self.g_proj(x))
         y: Tensor = self.o_proj(o)
