@@ -1,5 +1,6 @@
 """Selective state space layers."""
 
+from .mamba import from_mamba, mamba_name
 from .multiscale import MultiScaleSSM
 from .recurrence import Euler, GroupedEuler, GroupedZeroOrderHold, ZeroOrderHold
 from .selective import SelectiveSSM
@@ -11,4 +12,6 @@ __all__ = [
     "MultiScaleSSM",
     "SelectiveSSM",
     "ZeroOrderHold",
+    "from_mamba",
+    "mamba_name",
 ]
