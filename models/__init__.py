@@ -2,8 +2,12 @@
 
 from .convolution import CausalConv1d
 from .generation import generate
+from .hgrn2 import HGRN2, BitLinear, HGRN2Attention, LowerBounds, share_lower_bounds
 from .lm import RecurrentLM, ResidualStack
 from .mixer import Mixer, set_backend
+from .rglru import RGLRU, BlockDiagonalLinear, RecurrentBlock
+from .saving import from_pretrained, load_state, save_pretrained, save_state
+from .ssm import MultiScaleSSM, SelectiveSSM
 from .training import (
     GradientMonitor,
     check_gradients_finite,
@@ -15,7 +19,10 @@ from .training import (
 from .transformer import TransformerBlock, TransformerLM
 
 __all__ = [
-    "CausalConv1d", "GradientMonitor", "Mixer", "RecurrentLM", "ResidualStack", "TransformerBlock",
-    "TransformerLM", "check_gradients_finite", "create_optimizer_and_scheduler", "generate",
-    "get_best_device", "safe_clip_grad_norm_", "set_backend", "set_seed",
+    "HGRN2", "RGLRU", "BitLinear", "BlockDiagonalLinear", "CausalConv1d", "GradientMonitor",
+    "HGRN2Attention", "LowerBounds", "Mixer", "MultiScaleSSM", "RecurrentBlock", "RecurrentLM",
+    "ResidualStack", "SelectiveSSM", "TransformerBlock", "TransformerLM", "check_gradients_finite",
+    "create_optimizer_and_scheduler", "from_pretrained", "generate", "get_best_device", "load_state",
+    "safe_clip_grad_norm_", "save_pretrained", "save_state", "set_backend", "set_seed",
+    "share_lower_bounds",
 ]  # fmt: skip

@@ -148,6 +148,10 @@ class RecurrentLM(Generates, Mixer):
             arguments.one_of(where, "mixer", mixer, MIXERS)
             mixers = MIXERS[mixer](d_model, n_layers, mixer_args or {})
         else:
+            self._cannot_be_rebuilt(
+                f"{where}: layers that a function built cannot be built again from a file: give the mixer by "
+                "name, or save the state_dict."
+            )
             mixers = [mixer(i) for i in range(n_layers)]
             check_mixers(where, mixers, d_model, mixer_args)
         layers = []

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from .recorded import Recorded
+
 Tensor = torch.Tensor
 State = Any  # a tensor, or dicts, lists and tuples of them; the first axis of each is the batch
 
 
-class Mixer(nn.Module, ABC):
+class Mixer(Recorded, nn.Module, ABC):
     """A layer (B, T, d_model) -> (B, T, d_model) that carries a state over time.
 
     `backend` goes to every `sf.scan` and `sf.step`: None chooses by device, "reference" or "triton" forces.

@@ -10,12 +10,13 @@ from torch.nn import functional as F
 
 from . import arguments
 from .generation import Generates
+from .recorded import Recorded
 
 Tensor = torch.Tensor
 Cache = dict[str, Tensor]  # "k" and "v", each (B, heads, steps so far, d_model / heads)
 
 
-class TransformerBlock(nn.Module):
+class TransformerBlock(Recorded, nn.Module):
     """x + W_o softmax(q kᵀ / √d_h + causal) v, then x + W_down(silu(W_gate x) ⊙ W_up x); RMSNorm before each.
 
     Queries and keys are rotated by their position (RoPE, arXiv 2104.09864, halves paired); the SwiGLU is
@@ -88,7 +89,7 @@ class TransformerBlock(nn.Module):
         return arguments.states("TransformerBlock", state, {"k": shape, "v": shape})
 
 
-class TransformerLM(Generates, nn.Module):
+class TransformerLM(Generates, Recorded, nn.Module):
     """Embedding, blocks, RMSNorm and the embedding again as the head.
 
     Arguments, parameter names and values are those of cortexnet's baseline; every weight starts as
