@@ -93,6 +93,17 @@ def test_steps_of_a_block_equal_theirs():
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize("places", [range(3, 10), [0, 0, 0, 0, 1, 2, 3]], ids=["later", "repeated"])
+def test_only_a_position_of_0_is_a_first_step(places, use_cache):
+    model, ours = both(conv1d_width=1)  # theirs cuts no convolution
+    x = torch.randn(2, 7, 16, dtype=F64)
+    want, got = (
+        recurrent(m)[0](x, torch.tensor([*places])[None], None, use_cache=use_cache)[0] for m in (model, ours)
+    )
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_logits_equal_theirs(use_cache, dtype):
     model, ours = both(dtype)
