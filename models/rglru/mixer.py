@@ -96,6 +96,11 @@ class RGLRUMixer(Mixer):
         self.out_proj = nn.Linear(width, d_model, bias=parts.bias, **made)
         decay_logit_(self.a_log, parts.a_init, *parts.a_init_range, parts.c)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy's decay is exempt too: torch copies a parameter without its attributes."""
+        super().__setstate__(state)
+        self.a_log._no_weight_decay = True  # type: ignore[attr-defined]
+
     def _gate(self, made: dict[str, Any]) -> nn.Module:
         width, blocks = self.parts.width, self.parts.num_blocks
         return (

@@ -84,6 +84,7 @@ def test_layers_are_copied_saved_and_made_without_memory(make, tmp_path):
     torch.save(layer, tmp_path / "layer.pt")
     for other in (copy.deepcopy(layer), torch.load(tmp_path / "layer.pt", weights_only=False)):
         assert torch.equal(other(x), layer(x))
+        assert other.a_log._no_weight_decay
     with torch.device("meta"):
         assert {p.device.type for p in make().parameters()} == {"meta"}
 
