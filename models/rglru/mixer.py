@@ -98,7 +98,7 @@ class RGLRUMixer(Mixer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy's decay is exempt too: torch copies a parameter without its attributes."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.a_log._no_weight_decay = True  # type: ignore[attr-defined]
 
     def _gate(self, made: dict[str, Any]) -> nn.Module:

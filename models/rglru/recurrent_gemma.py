@@ -57,10 +57,10 @@ class RecurrentGemmaBlock(nn.Module):
 def from_recurrent_gemma(model: nn.Module) -> nn.Module:
     """Put our blocks in the place of a RecurrentGemma model's own, in place, and return the model.
 
-    `model` is a `RecurrentGemmaForCausalLM` or its inner `RecurrentGemmaModel`; its weights are
-    copied. Forward, loss, `generate` and the cache give the same numbers. Beyond that, a prompt may be fed in
-    chunks, positions that start anew inside a row (packed documents, padding on the left) also cut the
-    convolution, and `lru_width` may differ from `hidden_size`. `state_dict` keys of these blocks become ours.
+    `model` is a `RecurrentGemmaForCausalLM` or its inner `RecurrentGemmaModel`; its weights are copied, and
+    forward, loss and `generate` give the same numbers. Beyond that, a prompt may be fed in chunks, positions
+    that start anew inside a row (packed documents, padding on the left) also cut the convolution, and
+    `lru_width` may differ from `hidden_size`. `state_dict` keys of these blocks become ours.
     Raises ValueError for a model without such blocks, and for an activation that is no gelu.
     Source: transformers' modeling_recurrent_gemma; recurrentgemma.
 
