@@ -187,3 +187,13 @@ def test_what_is_refused():
     refused(lambda: from_recurrent_gemma(nn.Linear(2, 2)), "Linear", "no recurrent blocks")
     odd = theirs(hidden_activation="relu")
     refused(lambda: from_recurrent_gemma(odd), "hidden_activation='relu'", "'gelu_pytorch_tanh'")
+
+
+def test_the_inner_model_alone_and_a_width_that_is_not_the_model_s():
+    model = theirs(lru_width=24)
+    inner = from_recurrent_gemma(copy.deepcopy(model.model))
+    want, got = (m(TOKENS, use_cache=False).last_hidden_state for m in (model.model, inner))
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    cache = transformers.DynamicCache(config=model.config)
+    stepped = [inner(t, cache=cache, use_cache=True).last_hidden_state for t in TOKENS.split(1, 1)]
+    torch.testing.assert_close(torch.cat(stepped, 1), want, rtol=1e-5, atol=1e-5)
