@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .. import arguments
+from ..generation import Generates
 from ..mixer import State
 from ..segments import Segments
 from .backbone import MinMaxRNC
@@ -17,14 +18,14 @@ from .initialisers import small_init_init_
 Tensor = torch.Tensor
 
 
-class MinMaxRNC_LM(MinMaxRNC):  # noqa: N801 - the original's name
+class MinMaxRNC_LM(Generates, MinMaxRNC):  # noqa: N801 - the original's name
     """logits = W_head dropout(MinMaxRNC(W_emb[tokens]))
 
     tokens (B, T) int -> logits (B, T, vocab_size). State, unroll_steps and boundaries are those of
     `MinMaxRNC`; `step` takes tokens (B,) and answers logits (B, vocab_size). With `cfg.tie_weights` the head
-    is the embedding, else it is drawn by itself; both with small_init_init_. Parameters: `token_emb`,
-    `lm_head`, and the backbone's. ValueError for tokens that are no (B, T) of integers, and as `MinMaxRNC`.
-    Source: 0.1.0 and 0.3.0 of the minmaxrnc package.
+    is the embedding, else it is drawn by itself; both with small_init_init_. `generate` continues a prompt.
+    Parameters: `token_emb`, `lm_head`, and the backbone's. ValueError for tokens that are no (B, T) of
+    integers, and as `MinMaxRNC`. Source: 0.1.0 and 0.3.0 of the minmaxrnc package.
 
     Example:
         >>> import torch
@@ -33,8 +34,8 @@ class MinMaxRNC_LM(MinMaxRNC):  # noqa: N801 - the original's name
         >>> model = MinMaxRNC_LM(13, MinMaxRNCLMConfig(backbone)).eval()
         >>> logits, state = model(torch.tensor([[1, 5, 12]]), return_state=True)
         >>> logits_t, state = model.step(logits[:, -1].argmax(-1), state)
-        >>> logits.shape, logits_t.shape
-        (torch.Size([1, 3, 13]), torch.Size([1, 13]))
+        >>> logits.shape, logits_t.shape, model.generate(torch.tensor([[1, 5]]), 4).shape
+        (torch.Size([1, 3, 13]), torch.Size([1, 13]), torch.Size([1, 6]))
     """
 
     def __init__(self, vocab_size: int, cfg: MinMaxRNCLMConfig) -> None:
@@ -59,7 +60,7 @@ class MinMaxRNC_LM(MinMaxRNC):  # noqa: N801 - the original's name
         mask: Tensor | None = None,
     ) -> Any:
         """tokens (B, T) -> logits (B, T, vocab_size), or (logits, state after the last step)."""
-        _check_tokens("tokens", tokens, ("B", "T"))
+        arguments.tokens("MinMaxRNC_LM", tokens)
         segments = Segments.of("MinMaxRNC_LM", tokens, reset, cu_seqlens, mask)
         embedded = self.token_emb(segments.real(tokens))  # any number may stand at padding
         y, after = super().forward(embedded, unroll_steps, state, True, reset, cu_seqlens, mask)
@@ -68,7 +69,9 @@ class MinMaxRNC_LM(MinMaxRNC):  # noqa: N801 - the original's name
 
     def step(self, token: Tensor, state: State) -> tuple[Tensor, State]:
         """token (B,) -> (logits (B, vocab_size), state after it)."""
-        _check_tokens("token", token, ("B",))
+        if token.ndim != 1:
+            raise ValueError(f"MinMaxRNC_LM: token has shape {tuple(token.shape)}, expected (B,).")
+        arguments.tokens("MinMaxRNC_LM", token[:, None], "token")
         y, after = super().step(self.token_emb(token), state)
         return self._head(y), after
 
@@ -85,13 +88,3 @@ class MinMaxRNC_LM(MinMaxRNC):  # noqa: N801 - the original's name
         small_init_init_(self.token_emb.weight, self.d_model)
         if not self.cfg.tie_weights:
             small_init_init_(self.lm_head.weight, self.d_model)
-
-
-def _check_tokens(name: str, tokens: Tensor, axes: tuple[str, ...]) -> None:
-    """Integers with these axes."""
-    if tokens.ndim != len(axes) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        shape = f"({', '.join(axes)}{',' * (len(axes) == 1)})"
-        raise ValueError(
-            f"MinMaxRNC_LM: {name} has shape {tuple(tokens.shape)} and {tokens.dtype}, expected {shape} of "
-            "integers."
-        )

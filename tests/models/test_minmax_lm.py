@@ -133,6 +133,13 @@ def test_req48_autocast():
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
+def test_it_continues_a_prompt_through_its_state():
+    model, ids = made(), tokens(2, 7)
+    for _ in range(5):
+        ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], 1)
+    assert torch.equal(model.generate(tokens(2, 7), 5), ids)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -141,7 +148,7 @@ def test_req48_autocast():
         (lambda: MinMaxRNCLMConfig(TINY, conv_type="wide"), ("conv_type='wide'", "'gated', 'basic'")),
         (lambda: MinMaxRNCLMConfig(TINY, ffn_dropout=-1), ("ffn_dropout=-1", "[0, 1]")),
         (lambda: made()(tokens(4)), ("tokens", "(4,)", "(B, T)")),
-        (lambda: made()(torch.zeros(2, 4)), ("tokens", "torch.float32", "integers")),
+        (lambda: made()(torch.zeros(2, 4)), ("tokens", "torch.float32", "int64")),
         (lambda: made().step(tokens(2, 1), None), ("token", "(2, 1)", "(B,)")),
         (lambda: made()(tokens(2, 4), state=made().initial_state(3)), ("state", "(3, 6)", "(2, 6)")),
         (lambda: made()(tokens(2, 4), mask=torch.ones(2, 5)), ("mask", "(2, 5)", "(2, 4)")),

@@ -25,6 +25,7 @@ from tests.models.protocol import refused
 F64, BF16 = torch.float64, torch.bfloat16
 LM = {"vocab_size": 11, "d_model": 8, "n_layers": 2}
 ATTENTION = SimpleNamespace(hidden_size=8, num_heads=2, dropout=0.0, use_bitnet=False, hgrn2_lower_bound=0.5)
+MINMAX = models.MinMaxRNCConfig(8, 2, 5, version="0.1.0", train_init=True, use_postlayers_ffn=True)
 LAYERS = {
     "MultiScaleSSM": lambda: models.MultiScaleSSM(8, num_scales=2, state_size=3, expand_factor=1),
     "SelectiveSSM": lambda: models.SelectiveSSM(8, d_state=3, dt_rank=2),
@@ -33,9 +34,15 @@ LAYERS = {
     "HGRN2": lambda: models.HGRN2(8, num_heads=2),
     "HGRN2 bounds": lambda: models.HGRN2(8, num_heads=2, lower_bound=torch.linspace(0, 0.7, 8)),
     "HGRN2Attention": lambda: models.HGRN2Attention(ATTENTION),
+    "GatedConv": lambda: models.GatedConv(models.GatedConvConfig(8, 0.5)),
+    "BasicConv": lambda: models.BasicConv(models.BasicConvConfig(8, "default")),
+    "MinMaxNeuron": lambda: models.MinMaxNeuron(MINMAX.layer_cfg.neuron),
+    "MinMaxLayer": lambda: models.MinMaxLayer(MINMAX.layer_cfg, first=True),
+    "MinMaxRNC": lambda: models.MinMaxRNC(MINMAX),
 }
 LMS = {
     "TransformerLM": lambda: TransformerLM(11, 8, 2, num_heads=2, d_ff=12, max_seq_len=64),
+    "MinMaxRNC_LM": lambda: models.MinMaxRNC_LM(11, models.MinMaxRNCLMConfig(MINMAX, conv_type="basic")),
     **{
         name: lambda name=name: RecurrentLM(**LM, mixer=name, **MORE.get(name, {}))
         for name in models.named.MIXERS
