@@ -37,6 +37,7 @@ def forward(
     scan = load(text)
     sizes = _sizes(scan, tensors, initial, bounds)
     result = allocate(text, tensors, initial, options, keep, bounds, inplace=inplace)
+    kept = _keep(text, tensors, sizes, options, bounds) if keep else None
     if sizes[TIME] > 1:
         tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
     dims = {o.name: o.dims for o in scan.outputs}
@@ -53,7 +54,6 @@ def forward(
         states(scan, scan.states, result.finals, sizes),
         states(scan, scan.states, result.kept, sizes, over=True, alone=bounds is not None) if keep else {},
     )
-    kept = _keep(text, tensors, sizes, options, bounds) if keep else None
     work = packed(work, sizes[TIME], bounds, kept, reverse=options.reverse)
     if not sizes[TIME]:
         _pass_through(result.finals, initial)

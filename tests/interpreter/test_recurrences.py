@@ -243,3 +243,11 @@ def test_req32_the_plans_own_tiles(entry, lowering):
     """More than two chunks of 64 steps, and a rest; a start that the batch shares."""
     tensors, initial = draw(entry, b=1, t=131, d=2)
     check(entry, tensors, tuple(x[:1] for x in initial), lowering=lowering)
+
+
+@pytest.mark.usefixtures("own_tiles")
+@some("Mamba")
+def test_both_passes_keep_the_same_states(entry):
+    """Where a few bytes more of inputs would lengthen the segments: B and C are converted by the forward."""
+    tensors, initial = draw(entry, BF16, b=1, t=150, d=4, n=16)
+    check(entry, tensors, tuple(x.float() for x in initial), quantities=QUANTITIES[BF16])
