@@ -34,8 +34,8 @@ class ZeroOrderHold(Euler):
 
     def element(self) -> Any:
         dt, rate = sf.softplus(self.dt + self.bias), sf.exp(self.A_log)
-        gain = -sf.expm1(-dt * rate) / rate  # Δ at a small rate, where 1 - exp would have lost its digits
-        return sf.Affine(a=sf.exp(-dt * rate), b=gain * self.x * self.B)
+        lost = -sf.expm1(-dt * rate)  # 1 - exp would lose the digits of a slow decay
+        return sf.Affine(a=1 - lost, b=lost / rate * self.x * self.B)
 
 
 class GroupedEuler(Euler):
