@@ -67,7 +67,6 @@ class MinMaxRNC(Mixer):
         where = type(self).__name__
         arguments.sequence(where, x, self.d_model)
         segments = Segments.of(where, x, reset, cu_seqlens, mask)
-        x = segments.real(x)
         if unroll_steps is not None:
             arguments.positive(where, unroll_steps=unroll_steps)
         states, outputs = self._before(state, segments.batch(x), x), []

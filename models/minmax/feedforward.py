@@ -105,5 +105,11 @@ class GatedFeedForward(FeedForward):
 
 
 def create_feedforward(config: FeedForwardConfig) -> FeedForward:
-    """The block that `config.ffn_type` names: "gated" or "basic"."""
+    """The block that `config.ffn_type` names: "gated" or "basic".
+
+    Example:
+        >>> from models.minmax import FeedForwardConfig, create_feedforward
+        >>> type(create_feedforward(FeedForwardConfig(2, 8, ffn_type="gated"))).__name__
+        'GatedFeedForward'
+    """
     return GatedFeedForward(config) if config.ffn_type == "gated" else FeedForward(config)

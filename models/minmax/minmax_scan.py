@@ -50,5 +50,13 @@ def all_prefixes(a: Tensor, b: Tensor, backend: str | None = None) -> tuple[Tens
 
 
 def all_composition_prefixes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """`all_prefixes` under the name that the original has."""
+    """`all_prefixes` under the name that the original has.
+
+    Example:
+        >>> import torch
+        >>> from models.minmax import minmax_scan
+        >>> a, b = torch.tensor([[[5.0], [2.0]]]), torch.tensor([[[1.0], [0.0]]])
+        >>> [x.flatten().tolist() for x in minmax_scan.all_composition_prefixes(a, b)]
+        [[5.0, 2.0], [1.0, 1.0]]
+    """
     return all_prefixes(a, b)

@@ -123,6 +123,17 @@ def test_states_without_a_batch_serve_every_sequence(kind):
     assert torch.equal(conv(u, conv.initial_state)[0], conv(u))
 
 
+@every_kind
+def test_req24_a_state_of_another_dtype_is_carried_in_the_layer_s(kind):
+    conv = BUILDS[kind]()
+    u = drawn(conv, 2, 4, torch.float32)
+    for dtype in (torch.bfloat16, torch.float64):
+        state = conv.initial_state(2, dtype)
+        for steps in (0, 4):
+            y, after = conv(u[:, :steps], state)
+            assert (y.dtype, after.dtype) == (torch.float32, torch.float32)
+
+
 def test_the_gate_starts_where_it_is_told():
     assert torch.equal(GatedConv(GatedConvConfig(4, -2.0)).g.detach(), torch.full((4,), -2.0))
     assert not GatedConv(GatedConvConfig(4)).g.any()

@@ -143,7 +143,6 @@ def test_req24_req40_state_types(variant):
     protocol.check_state_types(made(variant), build(variant))
 
 
-@pytest.mark.slow
 @every_variant
 def test_gradcheck(variant):
     protocol.check_gradcheck(made(variant), steps=3)

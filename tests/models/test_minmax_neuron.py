@@ -11,6 +11,7 @@ from models.minmax import MinMaxNeuron, MinMaxNeuronConfig
 from tests.models import protocol
 from tests.models.golden import golden
 from tests.models.protocol import F64, TIGHT, drawn, refused
+from tests.tolerances import err
 
 GOLDEN = golden("minmax_neuron")
 CASES = {"v010_gate1": "0.1.0", "v010_gate0": "0.1.0", "v030_gate1": "0.3.0", "v030_gate0": "0.3.0"}
@@ -111,6 +112,15 @@ def test_req27_short_sequences(form):
 @every_form
 def test_req24_req40_state_types(form):
     protocol.check_state_types(protocol.seeded(build(form)), build(form))
+
+
+def test_req24_steps_after_a_long_prefill_in_bf16():
+    neuron = protocol.seeded(build("sigmoid"))().bfloat16()
+    u = drawn(neuron, 1, 2048 + 64, torch.bfloat16)
+    whole = neuron(u)
+    y, _ = protocol.in_pieces(neuron, u, [2048, *[1] * 64])
+    assert err(y, whole) <= 4e-3
+    assert torch.equal(y[:, :2048], whole[:, :2048])
 
 
 @every_form
