@@ -44,7 +44,7 @@ class MinMaxRNC(Mixer):
 
     def __init__(self, cfg: MinMaxRNCConfig) -> None:
         super().__init__()
-        self.cfg: Any = cfg
+        self.cfg: Any = cfg  # a language model keeps its own kind here
         self.d_model = cfg.d_model
         self.layers = nn.ModuleList(MinMaxLayer(cfg.layer_cfg, first=i == 0) for i in range(cfg.n_layers))
         self.postlayers_norm = norm("MinMaxRNC", cfg.postlayers_norm, cfg.d_model)

@@ -64,7 +64,7 @@ class MinMaxRNC_LM(Generates, MinMaxRNC):  # noqa: N801 - the original's name
         segments = Segments.of("MinMaxRNC_LM", tokens, reset, cu_seqlens, mask)
         embedded = self.token_emb(segments.real(tokens))  # any number may stand at padding
         y, after = super().forward(embedded, unroll_steps, state, True, reset, cu_seqlens, mask)
-        logits = segments.real(self._head(y))
+        logits = self._head(y)  # 0 at padding, where y is
         return (logits, after) if return_state else logits
 
     def step(self, token: Tensor, state: State) -> tuple[Tensor, State]:

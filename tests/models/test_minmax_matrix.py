@@ -40,6 +40,12 @@ def test_laws_gradients_and_lowerings(n):
     assert sf.check(minmax_matrix(n), show=False).ok
 
 
+@pytest.mark.slow
+def test_eleven_entries():
+    a, b, x0 = drawn(1, 3, 11, 11), drawn(1, 3, 11, seed=1) - 1, drawn(1, 11, seed=2)
+    assert torch.equal(matrix_states(a, b, x0)[0], loop(a[0], b[0], x0[0].tolist()))
+
+
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("steps", [0, 1, 40])
 def test_states_are_the_loop_s_bit_for_bit(n, steps):
