@@ -9,7 +9,6 @@ import torch
 
 from .. import arguments
 from ..lm import RecurrentLM
-from .selective import SelectiveSSM
 
 Tensor = torch.Tensor
 NAME = "from_mamba"
@@ -105,23 +104,20 @@ def _configuration(given: Any) -> dict[str, Any]:
 
 def _started(config: Mapping[str, Any]) -> RecurrentLM:
     """A model of this configuration, as it starts."""
-
-    def mixer(_: int) -> SelectiveSSM:
-        return SelectiveSSM(
-            config["hidden_size"],
-            config["state_size"],
-            config["conv_kernel"],
-            config["expand"],
-            config["time_step_rank"],
-            conv_bias=config["use_conv_bias"],
-            bias=config["use_bias"],
-        )
-
+    mixer_args = {
+        "d_state": config["state_size"],
+        "d_conv": config["conv_kernel"],
+        "expand": config["expand"],
+        "dt_rank": config["time_step_rank"],
+        "conv_bias": config["use_conv_bias"],
+        "bias": config["use_bias"],
+    }
     return RecurrentLM(
         config["vocab_size"],
         config["hidden_size"],
         config["num_hidden_layers"],
-        mixer,
+        "ssm",
+        mixer_args=mixer_args,
         norm="rmsnorm",
         norm_eps=config["layer_norm_epsilon"],
         tie_weights=config["tie_word_embeddings"],

@@ -85,6 +85,10 @@ class MultiScaleSSM(Mixer):
             dt = time_steps(self.dt_proj.bias, 1e-3, 0.1)
             self.dt_proj.bias.copy_(dt.log() if dt_init == "log" else before_softplus(dt))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.A_log._no_weight_decay = True  # type: ignore[attr-defined]  # torch copies no attributes
+
     def forward(
         self,
         x: Tensor,

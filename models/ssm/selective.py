@@ -83,8 +83,11 @@ class SelectiveSSM(Mixer):
         kept: Any = {"device": device, "dtype": state_dtype(self.in_proj.weight.dtype)}
         self.A_log = nn.Parameter(torch.arange(1, d_state + 1, **kept).log().repeat(d, 1))
         self.D = nn.Parameter(torch.ones(d, **kept))
-        for p in (self.A_log, self.D):
-            p._no_weight_decay = True  # type: ignore[attr-defined]
+        self._exempt()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._exempt()  # torch copies a parameter without its attributes
 
     def forward(
         self,
@@ -128,6 +131,10 @@ class SelectiveSSM(Mixer):
         """Zeros: {"conv": (batch, d, d_conv - 1), "ssm": (batch, d, d_state)}."""
         conv = self.conv1d.initial_state(batch, dtype, device)
         return {"conv": conv, "ssm": conv.new_zeros(batch, self.d_inner, self.d_state)}
+
+    def _exempt(self) -> None:
+        for p in (self.A_log, self.D):
+            p._no_weight_decay = True  # type: ignore[attr-defined]
 
     def _parts(self, state: object, batch: int, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The convolution's state and the recurrence's, its channels in groups."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.lm import RecurrentLM
+from models.saving import from_pretrained, save_pretrained
 from models.ssm import SelectiveSSM, from_mamba, mamba_name
 from tests.models.protocol import refused
 
@@ -47,6 +48,12 @@ def test_without_transformers(config):
     assert torch.equal(made(tokens), model(tokens))
     assert all(p.data_ptr() != weights[mamba_name(n)].data_ptr() for n, p in made.named_parameters())
     assert (made.head.weight is made.embed.weight) == config.get("tie_word_embeddings", True)
+
+
+def test_what_was_made_is_saved(tmp_path):
+    made, tokens = from_mamba(SIZES, named(ours())), torch.randint(29, (2, 9))
+    save_pretrained(made, tmp_path)
+    assert torch.equal(from_pretrained(tmp_path)(tokens), made.eval()(tokens))
 
 
 def test_the_names_of_the_first_checkpoints():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -113,12 +114,15 @@ def test_groups_share_B_and_C():
 
 
 @pytest.mark.parametrize("layer", [MultiScaleSSM(4), SelectiveSSM(4)], ids=["multiscale", "selective"])
-def test_rates_are_not_decayed(layer):
+def test_rates_are_not_decayed(layer, tmp_path):
     optimizer, _ = create_optimizer_and_scheduler(layer, weight_decay=0.1)
     [free] = (g["params"] for g in optimizer.param_groups if g["weight_decay"] == 0)
     assert any(p is layer.A_log for p in free)
     assert any(p is layer.D for p in free)
     assert not any(p is layer.in_proj.weight for p in free)
+    torch.save(layer, tmp_path / "layer.pt")
+    for other in (copy.deepcopy(layer), torch.load(tmp_path / "layer.pt", weights_only=False)):
+        assert other.A_log._no_weight_decay
 
 
 @pytest.mark.parametrize("build", [MultiScaleSSM, SelectiveSSM])

@@ -1,0 +1,107 @@
+"""Selective SSMs on a GPU: the declarations within the tolerance table, the layers near the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import scanforge as sf
+from models.mixer import set_backend, tensors
+from models.ssm import Euler, GroupedEuler, GroupedZeroOrderHold, MultiScaleSSM, SelectiveSSM, ZeroOrderHold
+from tests.catalogue import generator
+from tests.models.protocol import in_pieces
+from tests.tolerances import TOLERANCES, assert_close, err
+
+pytestmark = pytest.mark.gpu
+BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+PLAIN, GROUPED = {"b": 2, "d": 40, "n": 5}, {"b": 2, "g": 3, "d": 24, "n": 16}
+SIZES = {Euler: PLAIN, ZeroOrderHold: PLAIN, GroupedEuler: GROUPED, GroupedZeroOrderHold: GROUPED}
+
+
+def inputs(declaration: type[sf.Recurrence], steps: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Numbers of 16 bits at most, so that every dtype computes with the same; parameters stay in fp32."""
+    fields = {n: f for owner in declaration.__mro__[::-1] for n, f in vars(owner).items()}
+    made = {}
+    for seed, (name, field) in enumerate((n, f) for n, f in fields.items() if isinstance(f, sf.Input)):
+        sizes = SIZES[declaration] | {"t": steps}
+        x = torch.randn([sizes[a] for a in field.axes], generator=generator(seed)).to(BF16)
+        kept = dtype if "t" in field.axes else max(dtype, F32, key=lambda d: d.itemsize)
+        made[name] = x.to("cuda", kept).requires_grad_()
+    return made
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("declaration", SIZES)
+@pytest.mark.parametrize("steps", [1, 300])
+def test_req24_declarations_are_within_the_table(declaration, dtype, steps):
+    made = {}
+    for kind, backend in ((F64, "reference"), (dtype, "triton")):
+        given = inputs(declaration, steps, kind)
+        y, h = sf.scan(declaration, **given, return_final_state=True, backend=backend)
+        weights = [torch.randn(v.shape, generator=generator(9)).to(BF16).to(v.device) for v in (y, h)]
+        sum((w.to(v.dtype) * v).sum() for w, v in zip(weights, (y, h), strict=True)).backward()
+        made[kind] = (y, h, {n: x.grad for n, x in given.items()})
+    (y, h, slopes), (want_y, want_h, want) = made[dtype], made[F64]
+    assert_close(y, want_y, "forward", "y")
+    assert_close(h, want_h, "forward", "h")
+    for name, slope in slopes.items():
+        assert_close(slope, want[name], "gradient", name, dtype)
+
+
+LAYERS = {
+    "multiscale": lambda: MultiScaleSSM(48),
+    "multiscale zoh": lambda: MultiScaleSSM(48, 2, 8, discretisation="zoh"),
+    "selective": lambda: SelectiveSSM(48),
+    "selective groups": lambda: SelectiveSSM(48, 8, n_groups=3, discretisation="zoh", bias=True),
+}
+
+
+def outcome(build, dtype: torch.dtype, backend: str) -> list[Tensor]:
+    """y, the state and the gradients of x and of every parameter."""
+    torch.manual_seed(0)
+    layer = build().to(BF16).to("cuda", dtype)
+    set_backend(layer, backend)
+    x = torch.randn(2, 130, 48, generator=generator(2)).to(BF16).to("cuda", dtype).requires_grad_()
+    mask = torch.arange(130, device="cuda") >= torch.tensor([[0], [7]], device="cuda")
+    reset = torch.arange(130, device="cuda").eq(61).expand(2, 130)
+    y, state = layer(x, return_state=True, mask=mask, reset=reset)
+    (y.sin().sum() + sum(s.sum() for s in tensors(state))).backward()
+    return [y, *tensors(state), x.grad, *(p.grad for p in layer.parameters())]
+
+
+@pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_layers_are_as_good_as_on_the_reference(build, dtype):
+    """What a layer loses in 16 bits torch's projections lose; kernels add what the table allows."""
+    truth = outcome(build, F64, "reference")
+    got, reference = outcome(build, dtype, "triton"), outcome(build, dtype, "reference")
+    for x, y, want in zip(got, reference, truth, strict=True):
+        assert x.dtype == y.dtype
+        assert err(x, want) <= err(y, want) + TOLERANCES[dtype, "gradient"].value
+
+
+@pytest.mark.parametrize(
+    "build", [LAYERS["multiscale"], LAYERS["selective"]], ids=["multiscale", "selective"]
+)
+def test_req37_steps_and_chunks_on_a_gpu(build):
+    torch.manual_seed(0)
+    layer = build().cuda()
+    x = torch.randn(2, 40, 48, device="cuda")
+    whole = layer(x)
+    for cuts in ([1] * 40, [7, 1, 32], [39, 1]):
+        torch.testing.assert_close(in_pieces(layer, x, cuts)[0], whole, rtol=1e-5, atol=1e-5)
+    assert sf.last_run().plan.backend == "triton"
+
+
+@pytest.mark.parametrize("build", [MultiScaleSSM, SelectiveSSM])
+def test_no_tensor_holds_all_states(build):
+    """Both passes together take less memory than all states of one pass would."""
+    layer = build(64).cuda()
+    x = torch.randn(1, 8192, 64, device="cuda", requires_grad=True)
+    layer(x).sum().backward()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    layer(x).sum().backward()
+    states = 4 * 8192 * layer.d_inner * layer.d_state
+    assert torch.cuda.max_memory_allocated() - before < states
