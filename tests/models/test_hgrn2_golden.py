@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,20 +12,22 @@ from torch import Tensor
 import scanforge as sf
 from models.hgrn2 import HGRN2Attention, LowerBounds
 from models.hgrn2.recurrences import Form
+from tests.models.golden import golden
 
 GOLDEN = {"rtol": 1e-12, "atol": 1e-13}  # entries near 0 are sums that cancel
 F64 = torch.float64
 
 
-def golden(file: str) -> dict[str, dict[str, Tensor]]:
+def cases(file: str) -> dict[str, dict[str, Tensor]]:
+    """`{case: {array: tensor}}`"""
     found: dict[str, dict[str, Tensor]] = {}
-    for key, value in np.load(Path(__file__).parents[1] / "golden" / f"{file}.npz").items():
+    for key, value in golden(file).items():
         case, name = key.split("/", 1)
-        found.setdefault(case, {})[name] = torch.from_numpy(value)
+        found.setdefault(case, {})[name] = value
     return found
 
 
-ORIGINAL, PAPER = golden("hgrn2_original"), golden("hgrn2_paper")
+ORIGINAL, PAPER = cases("hgrn2_original"), cases("hgrn2_paper")
 CASES = {name: g for name, g in PAPER.items() if name != "paper"}
 
 

@@ -1,0 +1,102 @@
+"""HGRN2 on a GPU: the declarations within the tolerance table, the layers as good as on the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import scanforge as sf
+from models.hgrn2 import HGRN2, HGRN2Attention, share_lower_bounds
+from models.hgrn2.heads import HeadMixer
+from models.hgrn2.recurrences import Form
+from models.mixer import set_backend, tensors
+from tests.catalogue import generator
+from tests.models.protocol import in_pieces
+from tests.tolerances import TOLERANCES, assert_close, err
+
+pytestmark = pytest.mark.gpu
+BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+FORMS = {
+    "paper": Form(3, 24, 40, scale=None),
+    "free": Form(3, 16, 16, keys="free", activation="sigmoid"),
+    "value": Form(3, 24, 40, decay="value", keys="free", activation="none"),
+}
+
+
+def inputs(form: Form, steps: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Numbers of 16 bits at most, so that every dtype computes with the same."""
+    sizes = {"q": form.k, "k": form.k, "v": form.v, "f": form.decaying[1]}
+    if form.keys == "tied":
+        del sizes["k"]
+    made = {n: torch.randn(2, steps, form.heads, w, generator=generator(w)) for n, w in sizes.items()}
+    made["lower"] = torch.rand(form.decaying, generator=generator(1))
+    return {n: x.to(BF16).to("cuda", dtype).requires_grad_() for n, x in made.items()}
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("steps", [1, 300])
+def test_req24_declarations_are_within_the_table(form, dtype, steps):
+    made = {}
+    for kind, backend in ((F64, "reference"), (dtype, "triton")):
+        given = inputs(form, steps, kind)
+        o, S = sf.scan(form.recurrence, **given, return_final_state=True, backend=backend)
+        weights = [torch.randn(y.shape, generator=generator(9)).to(BF16).to(o.device) for y in (o, S)]
+        sum((w.to(y.dtype) * y).sum() for w, y in zip(weights, (o, S), strict=True)).backward()
+        made[kind] = (o, S, {n: x.grad for n, x in given.items()})
+    (o, S, slopes), (want_o, want_S, want) = made[dtype], made[F64]
+    assert_close(o, want_o, "forward", "o")
+    assert_close(S, want_S, "forward", "S")
+    for name, slope in slopes.items():
+        assert_close(slope, want[name], "gradient", name)
+
+
+def stacked() -> HGRN2:
+    layers = [HGRN2(48, 2, conv_size=4, expand_v=1.5) for _ in range(3)]
+    share_lower_bounds(layers)
+    return layers[-1]
+
+
+LAYERS = {
+    "paper": stacked,
+    "original": lambda: HGRN2Attention(hidden_size=48, num_heads=2, lower_bound=0.3),
+    "bidirectional": lambda: HGRN2Attention(hidden_size=48, num_heads=2, bidirectional=True),
+}
+
+
+def outcome(build, dtype: torch.dtype, backend: str) -> list[Tensor]:
+    """y, the state if there is one, and the gradients of x and of every parameter."""
+    torch.manual_seed(0)
+    layer: HeadMixer = build().to(BF16).to("cuda", dtype)
+    set_backend(layer, backend)
+    x = torch.randn(2, 130, 48, generator=generator(2)).to(BF16).to("cuda", dtype).requires_grad_()
+    mask = torch.arange(130, device="cuda") >= torch.tensor([[0], [7]], device="cuda")
+    reset = torch.arange(130, device="cuda").eq(61).expand(2, 130)
+    made = layer(x, return_state=not layer.bidirectional, mask=mask, reset=reset)
+    y, state = (made, {}) if layer.bidirectional else made
+    (y.sin().sum() + sum(s.sum() for s in tensors(state))).backward()
+    leaves = [x, *layer.parameters()]
+    return [y, *tensors(state), *(p.grad for p in leaves)]
+
+
+@pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_layers_are_as_good_as_on_the_reference(build, dtype):
+    """Beyond what torch's projections and norms lose, kernels lose what the table allows them."""
+    truth = outcome(build, F64, "reference")
+    got, reference = outcome(build, dtype, "triton"), outcome(build, dtype, "reference")
+    for x, y, want in zip(got, reference, truth, strict=True):
+        assert x.dtype == y.dtype
+        assert err(x, want) <= err(y, want) + TOLERANCES[dtype, "gradient"].value
+
+
+@pytest.mark.parametrize("build", [stacked, LAYERS["original"]])
+def test_req37_steps_and_chunks_on_a_gpu(build):
+    torch.manual_seed(0)
+    layer = build().cuda()
+    x = torch.randn(2, 40, 48, device="cuda")
+    whole = layer(x)
+    for cuts in ([1] * 40, [7, 1, 32], [39, 1]):
+        torch.testing.assert_close(in_pieces(layer, x, cuts)[0], whole, rtol=1e-5, atol=1e-5)
+    assert sf.last_run().plan.backend == "triton"
