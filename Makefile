@@ -22,6 +22,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 demo: $(ENV)
 	$(PYTHON) examples/prices.py
 	$(PYTHON) examples/kernels.py
+	$(PYTHON) examples/train_languages.py
 
 # Three processes: Triton's interpreter and its compiler exclude each other.
 APART = --ignore=tests/interpreter --ignore=tests/compile --ignore=tests/gpu
