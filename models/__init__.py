@@ -24,9 +24,9 @@ from .minmax import (
     minmax_matrix,
 )
 from .mixer import Mixer, set_backend
-from .rglru import RGLRU, BlockDiagonalLinear, RecurrentBlock
+from .rglru import RGLRU, BlockDiagonalLinear, RecurrentBlock, from_recurrent_gemma
 from .saving import from_pretrained, load_state, save_pretrained, save_state
-from .ssm import MultiScaleSSM, SelectiveSSM
+from .ssm import MultiScaleSSM, SelectiveSSM, from_mamba
 from .training import (
     GradientMonitor,
     check_gradients_finite,
@@ -38,49 +38,13 @@ from .training import (
 from .transformer import TransformerBlock, TransformerLM
 
 __all__ = [
-    "HGRN2",
-    "RGLRU",
-    "BasicConv",
-    "BasicConvConfig",
-    "BitLinear",
-    "BlockDiagonalLinear",
-    "CausalConv1d",
-    "FeedForward",
-    "FeedForwardConfig",
-    "GatedConv",
-    "GatedConvConfig",
-    "GatedFeedForward",
-    "GradientMonitor",
-    "HGRN2Attention",
-    "LowerBounds",
-    "MinMaxLayer",
-    "MinMaxLayerConfig",
-    "MinMaxNeuron",
-    "MinMaxNeuronConfig",
-    "MinMaxRNC",
-    "MinMaxRNCConfig",
-    "MinMaxRNCLMConfig",
-    "MinMaxRNC_LM",
-    "Mixer",
-    "MultiScaleSSM",
-    "RecurrentBlock",
-    "RecurrentLM",
-    "ResidualStack",
-    "SelectiveSSM",
-    "TransformerBlock",
-    "TransformerLM",
-    "check_gradients_finite",
-    "create_feedforward",
-    "create_optimizer_and_scheduler",
-    "from_pretrained",
-    "generate",
-    "get_best_device",
-    "load_state",
-    "minmax_matrix",
-    "safe_clip_grad_norm_",
-    "save_pretrained",
-    "save_state",
-    "set_backend",
-    "set_seed",
-    "share_lower_bounds",
+    "HGRN2", "RGLRU", "BasicConv", "BasicConvConfig", "BitLinear", "BlockDiagonalLinear", "CausalConv1d",
+    "FeedForward", "FeedForwardConfig", "GatedConv", "GatedConvConfig", "GatedFeedForward",
+    "GradientMonitor", "HGRN2Attention", "LowerBounds", "MinMaxLayer", "MinMaxLayerConfig",
+    "MinMaxNeuron", "MinMaxNeuronConfig", "MinMaxRNC", "MinMaxRNCConfig", "MinMaxRNCLMConfig",
+    "MinMaxRNC_LM", "Mixer", "MultiScaleSSM", "RecurrentBlock", "RecurrentLM", "ResidualStack",
+    "SelectiveSSM", "TransformerBlock", "TransformerLM", "check_gradients_finite", "create_feedforward",
+    "create_optimizer_and_scheduler", "from_mamba", "from_pretrained", "from_recurrent_gemma",
+    "generate", "get_best_device", "load_state", "minmax_matrix", "safe_clip_grad_norm_",
+    "save_pretrained", "save_state", "set_backend", "set_seed", "share_lower_bounds",
 ]  # fmt: skip

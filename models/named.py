@@ -9,6 +9,8 @@ from torch import nn
 
 from .mixer import Mixer
 
+# Layers are imported where they are built: their packages hold converters, and those import `RecurrentLM`.
+
 
 def _minmax(d_model: int, n_layers: int, args: Mapping[str, Any]) -> list[Mixer]:
     from .minmax.neuron import MinMaxNeuron
