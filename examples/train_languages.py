@@ -51,7 +51,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "MinMax": minmax,
     "SSM": lambda: recurrent("ssm", d_state=8, expand=1),
     "RG-LRU": lambda: recurrent("rglru"),
-    "HGRN2": lambda: recurrent("hgrn2", num_heads=6),
+    "HGRN2": lambda: recurrent("hgrn2", num_heads=12),
 }
 
 
