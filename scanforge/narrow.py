@@ -2,14 +2,17 @@
 
 Products are taken narrow axes first: (dt B) u is (dt u) B, one product less for each entry of B's own axis. A
 factor that lacks the axes of a sum is taken out of it. exp(x y), where y does not change over time, is 2 to
-the power of x times y log2 e, which is a product less at every step.
+the power of x times y log2 e, which is a product less at every step. expm1(x) is taken from exp(x), and that
+from the square of exp(x / 2) where the step needs it anyway.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
+from math import prod
 from operator import mul
 
 from scanforge.ir.builder import Builder
@@ -30,6 +33,7 @@ class _Narrowing:
         self.program = program
         self.builder = Builder(program.name, program.axes, where="")
         self.factors: dict[str, list[Value]] = {}
+        self.powers = _powers(program)
         self.made: dict[str, Value] = {}
         for v in program.inputs:
             self.made[v.name] = self.builder.input(v.name, v.kind, v.axes)
@@ -59,6 +63,8 @@ class _Narrowing:
             self.sum(line)
         elif line.op == "exp":
             self.made[name] = self.exp(line.args[0])
+        elif line.op == "expm1":
+            self.made[name] = self.expm1(line.args[0])
         else:
             self.made[name] = self.builder.call(line.op, *(self.value(a) for a in line.args))
 
@@ -80,6 +86,42 @@ class _Narrowing:
         if not moving or all(f.number is not None for f in steady):
             return self.value(name).call("exp")
         return product([*moving, product(steady) * math.log2(math.e)]).call("exp2")
+
+
+    def expm1(self, name: str) -> Value:
+        number, rest = self.powers.terms[name]
+        half = self.powers.of.get((number / 2, rest))
+        if half is None or half not in {*self.made, *self.factors}:
+            exp = self.exp(name)
+        else:
+            exp = self.exp(half) * self.exp(half)
+        return self.builder.call("expm1_of", self.value(name), exp)
+
+
+Terms = tuple[float, tuple[str, ...]]  # a product: its number, and its other factors by name
+
+
+@dataclass(frozen=True, slots=True)
+class _Powers:
+    """Every float variable as a product, and which products a program takes exp of."""
+
+    terms: dict[str, Terms]
+    of: dict[Terms, str]
+
+
+def _powers(program: Program) -> _Powers:
+    terms: dict[str, Terms] = {v.name: (1.0, (v.name,)) for v in program.inputs}
+    for line in program.lines:
+        name = line.var.name
+        if line.value is not None:
+            terms[name] = float(line.value), ()
+        elif line.op == "mul" and line.var.kind == "float":
+            parts = [terms[a] for a in line.args]
+            terms[name] = prod(n for n, _ in parts), tuple(sorted(r for _, rest in parts for r in rest))
+        else:
+            terms[name] = 1.0, (name,)
+    exps = [line.args[0] for line in program.lines if line.op == "exp"]
+    return _Powers(terms, {terms[x]: x for x in exps})
 
 
 def product(factors: Sequence[Value]) -> Value:

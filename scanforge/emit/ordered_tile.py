@@ -116,7 +116,9 @@ class _Writer:
         order = list(reversed(range(count))) if self.down else list(range(count))
         lines: list[str] = []
         ahead = not self.carries_alone()
-        if ahead:
+        if ahead and count > 1 and not self.form.held:
+            lines += [x for w in (self.walk, self.rerun) if w for x in w.call_ahead(count)]
+        elif ahead:
             lines += [x for i in order for x in self.walk.call("ahead", i)]
             lines += [
                 x for i in range(count - 1) for x in (self.rerun.call("ahead", i) if self.rerun else [])

@@ -3,10 +3,10 @@
 The text of those that a kernel uses stands at its head, so that the module runs on its own. They are good to
 a few units of rounding in fp32 and fp64 (the bounds are in the tests). In fp32 they are short, since one warp
 a scheduler hides nothing: exp is a power of 2, whose instruction needs no care for tiny results; expm1 is a
-polynomial on [-ln 2 / 2, ln 2 / 2], scaled; softplus a series of atanh; the reciprocal of what is at least 1
-is one instruction on NVIDIA's devices. In fp64, and for log1p, Kahan's quotients, in which the errors of
-u = exp(x) and of u = 1 + x cancel. A power goes through fp64, since exp turns an absolute error of p log x
-into a relative one.
+polynomial on [-1/2, 1/2], and beyond that u - 1 with u = exp(x); softplus a series of atanh; the reciprocal
+of what is at least 1 is one instruction on NVIDIA's devices. In fp64, and for log1p, Kahan's quotients, in
+which the errors of u = exp(x) and of u = 1 + x cancel. A power goes through fp64, since exp turns an absolute
+error of p log x into a relative one.
 """
 
 from __future__ import annotations
@@ -72,21 +72,18 @@ def square(x):
 def cube(x):
     return x * x * x
 """,
-    "expm1": """
-def expm1(x):
+    "expm1_of": """
+def expm1_of(x, u):
     if FLOAT == tl.float32:
-        near = minimum(maximum(x, -64.0), 89.0)
-        shifted = near * 1.4426950408889634 + 12582912.0  # its low bits are the whole number n
-        n = shifted - 12582912.0
-        f = near - n * 0.6931471805599453
-        p = ((((1.3933734e-3 * f + 8.363236e-3) * f + 4.1666463e-2) * f + 0.16666576) * f + 0.5) * (f * f) + f
-        half = (shifted.to(tl.int32, bitcast=True) << 23) + 0x3F000000  # 2^(n - 1): doubling overflows last
-        scale = half.to(tl.float32, bitcast=True)
-        return 2.0 * (scale * p + (scale - 0.5))
+        p = ((((1.3888812e-3 * x + 8.4076826e-3) * x + 4.1668701e-2) * x + 0.16665974) * x + 0.49999983) * x
+        return tl.where(tl.abs(x) < 0.5, (p + 1.0000001) * x, u - 1.0)
     else:
-        u = tl.exp(x)
         small = (u - 1.0) * (x / tl.log(tl.where(u == 1.0, 2.0 * u, u)))
         return tl.where(u == 1.0, x, tl.where(x < -1.0, u - 1.0, tl.where(x > 1.0, u - 1.0, small)))
+""",
+    "expm1": """
+def expm1(x):
+    return expm1_of(x, exp(x))
 """,
     "log1p": """
 def log1p(x):

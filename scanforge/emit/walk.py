@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scanforge.emit.form import CASTS, Form, Kernel, Room
-from scanforge.emit.frame import row_name, untimed_name
+from scanforge.emit.frame import row_name, tile_name, untimed_name
+from scanforge.emit.rows import split_tile
 from scanforge.ir.program import Program
 from scanforge.ir.scan import before
 from scanforge.schedule import PARTS, Stages, handed_on, next_state
@@ -105,6 +106,30 @@ class Walk:
         if not program.inputs:  # numbers alone
             lines += [f"{name} = tl.broadcast_to({name}, [BD])" for name in names]
         return lines
+
+    def call_ahead(self, rows: int) -> list[str]:
+        """Run what needs no state for all rows of a tile at once, then take the rows apart.
+
+        In this order the machine code has the same operation for every row side by side, and a lone warp
+        waits for none of them; row by row it waits for each.
+        """
+        program, results = self.stages.ahead, self.results["ahead"]
+        if not results:
+            return []
+        given = ", ".join(self.over_rows(v.name) for v in program.inputs)
+        tiles = [self.result("ahead", name, 0, None).replace("0", "", 1) for name in results]
+        lines = [f"{', '.join(tiles)} = {self.function('ahead')}({given})  # [BD, R]"]
+        for tile, name in zip(tiles, results, strict=True):
+            rows_of = [self.result("ahead", name, i, None) for i in range(rows)]
+            lines += split_tile(f"tl.broadcast_to({tile}, [BD, {rows}])", rows_of)
+        return lines
+
+    def over_rows(self, name: str) -> str:
+        """An input of `ahead` for all rows at once."""
+        if name in self.made or name.startswith("first_") or not self.inputs[name].timed:
+            return f"{self.value(name, 0, None)}[:, None]"
+        room, tile = self.inputs[name], f"tl.permute({tile_name(name, None)}, (1, 0))"
+        return CASTS[room.kind].format(tile)
 
     def carry_on(self) -> list[str]:
         """The states without the held axis step on once all entries of a row have read them."""

@@ -150,6 +150,10 @@ _FUNCTIONS = [
               lambda g, y, x: (g * (y + 1.0),),
               lambda m, x: m.expm1(x), lambda s, x: s.exp(x) - 1,
               doc="exp(x) - 1, exact for small x."),
+    # the second is exp of the first, which is at hand: beside it expm1 is a polynomial and a selection
+    Primitive("expm1_of", "float", "expm1({0})", "torch.expm1({0})", "expm1_of({0}, {1})",
+              lambda g, y, x, u: (g * u, None),
+              lambda m, x, u: m.expm1(x), lambda s, x, u: s.exp(x) - 1),
     Primitive("sqrt", "float", "sqrt({0})", "torch.sqrt({0})", "sqrt({0})",
               lambda g, y, x: (g / (2.0 * y),),
               lambda m, x: m.sqrt(x), lambda s, x: s.sqrt(x),
