@@ -166,6 +166,14 @@ def whole_axes(scan: Scan, program: Program, within: frozenset[str]) -> frozense
             return within
 
 
+def together(program: Program, other: Program) -> Program:
+    """Both steps in one, on the same inputs: a line that both need is computed once."""
+    builder = Builder(program.name, program.axes, where="")
+    inputs = {v.name: builder.input(v.name, v.kind, v.axes) for v in {*program.inputs, *other.inputs}}
+    made = [builder.inline(p, {v.name: inputs[v.name] for v in p.inputs}) for p in (program, other)]
+    return check_program(tidy(builder.finish(made[0] | made[1])))
+
+
 PARTS = ("once", "once_each", "ahead", "each", "behind")
 
 
@@ -190,6 +198,14 @@ class Stages:
         """A part by name."""
         found: Program = getattr(self, name)
         return found
+
+    def each_for(self, outputs: Iterable[str]) -> Stages:
+        """The same with only these outputs of `each`."""
+        wanted = set(outputs)
+        kept = tuple(o for o in self.each.outputs if o[0] in wanted)
+        live = drop_dead(replace(self.each, outputs=kept))
+        read = {*(a for x in live.lines for a in x.args), *(v for _, v in kept)}
+        return replace(self, each=replace(live, inputs=tuple(v for v in live.inputs if v.name in read)))
 
 
 def handed_on(variable: str) -> str:
@@ -217,7 +233,7 @@ def stages(program: Program, held: str = "") -> Stages | None:
             s for s in places.sums.values() if part == "each" and s not in places.of
         }  # an input, as it was
         handed = [(handed_on(v), v) for v in sorted(needed & own)]
-        made[part] = _part(program, part, lines, [*outputs[part], *handed])
+        made[part] = part_of(program, part, lines, [*outputs[part], *handed])
         needed |= {v.name for v in made[part].inputs}
     return Stages(**made, sums=tuple(places.sums.items()))
 
@@ -270,7 +286,9 @@ class _Places:
         return {"once": "ahead", "once_each": "each"}.get(place, place)
 
 
-def _part(program: Program, part: str, lines: Sequence[Line], outputs: Sequence[tuple[str, str]]) -> Program:
+def part_of(
+    program: Program, part: str, lines: Sequence[Line], outputs: Sequence[tuple[str, str]]
+) -> Program:
     """Some lines as a program: what they do not assign is an input, numbers are repeated."""
     own = {x.var.name for x in lines}
     variables, numbers = program.variables(), program.constants()

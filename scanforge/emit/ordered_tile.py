@@ -12,9 +12,10 @@ no other thread, and the step is cut by what each line depends on (schedule.stag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from scanforge.emit.form import Form, Kernel, shape_of
+from scanforge.emit.form import Form, Kernel, Room, shape_of
 from scanforge.emit.frame import Frame
 from scanforge.emit.rows import lane_sums, shuffles
 from scanforge.emit.signature import first_entry, head, signature
@@ -25,7 +26,7 @@ from scanforge.emit.walk import Walk, before_name, state_name
 from scanforge.ir.program import Program
 from scanforge.ir.scan import Scan
 from scanforge.narrow import narrowed
-from scanforge.schedule import first, next_state, settled, stages, states_only, step_program
+from scanforge.schedule import first, next_state, settled, stages, states_only, step_program, together
 
 _FENCE = (
     'tl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [{0}], '
@@ -47,19 +48,31 @@ class _Writer:
     def __init__(self, scan: Scan, step: Program, form: Form, primal: Scan | None) -> None:
         self.scan, self.form, self.down = scan, form, primal is not None
         within = frozenset([form.held] if form.held else [])
-        step = narrowed(settled(scan, step, within))
+        step = settled(scan, step, within)
         self.shape, seen = shape_of(form, scan, primal)
         self.frame = Frame(self.shape, form, down=self.down)
-        made = stages(step, form.held)
-        assert made is not None, f"{scan.name}: the plan holds {form.held}, whose entries depend on a sum"
-        self.walk = Walk(made, self.shape, form, self.shape.starts, seen)
+        again = settled(primal, states_only(primal), within) if seen and primal else None
+        self.walk, self.rerun = self.walks(step, again, seen)
         self.stores = Stores(self.shape, form, self.frame, self.walk)
-        self.rerun = None
-        if seen and primal:
-            again = stages(narrowed(settled(primal, states_only(primal), within)), form.held)
-            assert again is not None, f"{primal.name}: its states depend on a sum over {form.held}"
-            self.rerun = Walk(again, self.shape, form, seen, seen, rerun=True)
         self.firsts = [v.name for v in step.inputs if v.name.startswith(first(""))]
+
+    def walks(self, step: Program, again: Program | None, seen: Sequence[Room]) -> tuple[Walk, Walk | None]:
+        """The walk of the step, and that of the states again: without a held axis they share their parts."""
+        shares = again is not None and not self.form.held
+        made = stages(narrowed(together(step, again) if again and shares else step), self.form.held)
+        assert made is not None, f"{self.scan.name}: the plan holds {self.form.held}, a sum of which it needs"
+        if again is None:
+            return Walk(made, self.shape, self.form, self.shape.starts), None
+        parts = made if shares else stages(narrowed(again), self.form.held)
+        assert parts is not None, f"{again.name}: its states depend on a sum over {self.form.held}"
+        if shares:
+            states = {n for n, _ in again.outputs}
+            parts = made.each_for(states)
+            made = made.each_for({n for n, _ in made.each.outputs} - states)
+        walk = Walk(made, self.shape, self.form, self.shape.starts, seen)
+        return walk, Walk(
+            parts, self.shape, self.form, seen, seen, rerun=True, beside=walk if shares else None
+        )
 
     def kernel(self) -> Kernel:
         parts = [head(self.scan.name, "the ordered tile, one lane a thread, R rows a tile", self.form)]
@@ -116,13 +129,9 @@ class _Writer:
         order = list(reversed(range(count))) if self.down else list(range(count))
         lines: list[str] = []
         ahead = not self.carries_alone()
-        if ahead and count > 1 and not self.form.held:
-            lines += [x for w in (self.walk, self.rerun) if w for x in w.call_ahead(count)]
-        elif ahead:
-            lines += [x for i in order for x in self.walk.call("ahead", i)]
-            lines += [
-                x for i in range(count - 1) for x in (self.rerun.call("ahead", i) if self.rerun else [])
-            ]
+        if ahead:
+            lines += self.walk.call_ahead(order)
+            lines += self.rerun.call_ahead(range(count - 1)) if self.rerun else []
         groups = self.groups(ahead)
         for entries in groups:
             lines += self.run_again(count, entries, ahead=ahead)

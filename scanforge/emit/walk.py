@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from scanforge.emit.form import CASTS, Form, Kernel, Room
-from scanforge.emit.frame import row_name, tile_name, untimed_name
-from scanforge.emit.rows import split_tile
+from scanforge.emit.frame import row_name, untimed_name
 from scanforge.ir.program import Program
 from scanforge.ir.scan import before
 from scanforge.schedule import PARTS, Stages, handed_on, next_state
+from scanforge.waves import waves
 
 _LETTERS = {"once": "c", "once_each": "c", "ahead": "a", "each": "e", "behind": "b"}
 Entry = int | None
@@ -19,23 +19,29 @@ class Walk:
     """The parts of one program at rows.
 
     `states` are carried in registers x_<state>; those of a `rerun` are in before<row>_<state>, one for each
-    row, where the walk of the adjoint has `seen` them.
+    row, where the walk of the adjoint has `seen` them. A rerun `beside` another walk has only the part `each`
+    of its own, and reads what the parts of the other one hand on.
     """
 
     def __init__(
         self, stages: Stages, kernel: Kernel, form: Form, states: Iterable[Room], seen: Iterable[Room] = (),
-        *, rerun: bool = False,
+        *, rerun: bool = False, beside: Walk | None = None,
     ) -> None:  # fmt: skip
         self.stages, self.form, self.rerun, self.prefix = stages, form, rerun, "re" if rerun else ""
+        self.beside = beside
         self.seen = {r.name: r for r in seen}
         self.inputs = {r.name: r for r in kernel.inputs}
         self.states = {r.name: r for r in states}
         handed = {v: p for p in PARTS for n, v in stages.part(p).outputs if n == handed_on(v)}
         lines = {x.var.name for p in PARTS for x in stages.part(p).lines}
         self.made = {v: p for v, p in handed.items() if v in lines}
+        self.waves = waves(stages.ahead) if stages.ahead.outputs and not beside else []
+        self.made |= {v: "ahead" for w in self.waves for n, v in w.outputs if n == handed_on(v)}
         self.shown = handed.keys() - lines  # inputs of the step that are summands
         self.sums = dict(stages.sums)
-        self.results: dict[str, list[str]] = {p: [n for n, _ in stages.part(p).outputs] for p in PARTS}
+        self.results: dict[str, list[str]] = {
+            p: [n for n, _ in stages.part(p).outputs] if p == "each" or not beside else [] for p in PARTS
+        }
 
     def functions(self) -> list[tuple[Program, str, str]]:
         """The parts that are not empty, their names in the text, and what they say of themselves."""
@@ -48,7 +54,15 @@ class Walk:
             else "One step: the states after it, and the outputs.",
             "behind": "What a row's sums over entries are for.",
         }
-        return [(self.stages.part(p), self.function(p), docs[p]) for p in PARTS if self.results[p]]
+        found = []
+        for p in PARTS:
+            if p == "ahead":
+                found += [
+                    (w, f"{self.function(p)}{k + 1 if k else ''}", docs[p]) for k, w in enumerate(self.waves)
+                ]
+            elif self.results[p]:
+                found.append((self.stages.part(p), self.function(p), docs[p]))
+        return found
 
     def function(self, part: str) -> str:
         name = "step" if part == "each" and not self.form.held else part
@@ -62,7 +76,7 @@ class Walk:
         if name in self.sums:
             return f"{self.prefix}sum{i}_{name}"
         if name in self.made:
-            return self.result(self.made[name], handed_on(name), i, n)
+            return (self.beside or self).result(self.made[name], handed_on(name), i, n)
         if name in self.inputs:
             room = self.inputs[name]
             entry = n if room.held else None
@@ -97,6 +111,8 @@ class Walk:
 
     def call(self, part: str, i: int, n: Entry = None) -> list[str]:
         """Run a part at a row, for an entry."""
+        if part == "ahead":
+            return self.call_ahead([i])
         program = self.stages.part(part)
         if not self.results[part]:
             return []
@@ -107,29 +123,20 @@ class Walk:
             lines += [f"{name} = tl.broadcast_to({name}, [BD])" for name in names]
         return lines
 
-    def call_ahead(self, rows: int) -> list[str]:
-        """Run what needs no state for all rows of a tile at once, then take the rows apart.
+    def call_ahead(self, rows: Sequence[int]) -> list[str]:
+        """Run what needs no state for some rows, wave by wave.
 
-        In this order the machine code has the same operation for every row side by side, and a lone warp
+        In this order the machine code has the same operation for many rows side by side, and a lone warp
         waits for none of them; row by row it waits for each.
         """
-        program, results = self.stages.ahead, self.results["ahead"]
-        if not results:
-            return []
-        given = ", ".join(self.over_rows(v.name) for v in program.inputs)
-        tiles = [self.result("ahead", name, 0, None).replace("0", "", 1) for name in results]
-        lines = [f"{', '.join(tiles)} = {self.function('ahead')}({given})  # [BD, R]"]
-        for tile, name in zip(tiles, results, strict=True):
-            rows_of = [self.result("ahead", name, i, None) for i in range(rows)]
-            lines += split_tile(f"tl.broadcast_to({tile}, [BD, {rows}])", rows_of)
-        return lines
+        return [x for k in range(len(self.waves)) for i in rows for x in self.call_wave(k, i)]
 
-    def over_rows(self, name: str) -> str:
-        """An input of `ahead` for all rows at once."""
-        if name in self.made or name.startswith("first_") or not self.inputs[name].timed:
-            return f"{self.value(name, 0, None)}[:, None]"
-        room, tile = self.inputs[name], f"tl.permute({tile_name(name, None)}, (1, 0))"
-        return CASTS[room.kind].format(tile)
+    def call_wave(self, k: int, i: int) -> list[str]:
+        """Run one wave of `ahead` at a row."""
+        wave = self.waves[k]
+        given = ", ".join(self.value(v.name, i, None) for v in wave.inputs)
+        names = [self.result("ahead", name, i, None) for name, _ in wave.outputs]
+        return [f"{', '.join(names)} = {self.function('ahead')}{k + 1 if k else ''}({given})"]
 
     def carry_on(self) -> list[str]:
         """The states without the held axis step on once all entries of a row have read them."""

@@ -151,8 +151,8 @@ _FUNCTIONS = [
               lambda m, x: m.expm1(x), lambda s, x: s.exp(x) - 1,
               doc="exp(x) - 1, exact for small x."),
     # the second is exp of the first, which is at hand: beside it expm1 is a polynomial and a selection
-    Primitive("expm1_of", "float", "expm1({0})", "torch.expm1({0})", "expm1_of({0}, {1})",
-              lambda g, y, x, u: (g * u, None),
+    Primitive("expm1_of", "float", "expm1({0}, by {1})", "torch.expm1({0})", "expm1_of({0}, {1})",
+              lambda g, y, x, u: (g * (y + 1.0), None),
               lambda m, x, u: m.expm1(x), lambda s, x, u: s.exp(x) - 1),
     Primitive("sqrt", "float", "sqrt({0})", "torch.sqrt({0})", "sqrt({0})",
               lambda g, y, x: (g / (2.0 * y),),
@@ -172,7 +172,7 @@ _FUNCTIONS = [
               doc="1 / (1 + exp(-x))."),
     # torch's softplus is the identity above 20, in value and slope
     Primitive("softplus", "float", "softplus({0})", "torch.nn.functional.softplus({0})", "softplus({0})",
-              lambda g, y, x: ((x > 20.0).call("where", g, g * x.call("sigmoid")),),
+              lambda g, y, x: (g * (x > 20.0).call("where", 1.0, x.call("sigmoid")),),
               lambda m, x: m.log1p(m.exp(x)), lambda s, x: s.log(1 + s.exp(x)),
               doc="log(1 + exp(x)); the identity above 20, as torch's."),
     Primitive("silu", "float", "silu({0})", "torch.nn.functional.silu({0})", "silu({0})",

@@ -17,9 +17,9 @@ VOCABULARY = ["errors", "dtypes", "ir"]
 STAGES = [
     "maths", "fields", "declare", "operators", "recurrence", "captured", "compose", "prune", "trace",
     "pieces", "trace_recurrence", "cache", "sampling", "laws", "vjp", "segments", "narrow", "schedule",
-    "affine", "adjoint", "facts", "backend", "call", "call_recurrence", "example", "packed", "plan", "emit",
-    "pipeline", "launch", "prepared", "boundaries", "views", "work", "split", "refill", "packed_work",
-    "launch_triton", "tune",
+    "waves", "affine", "adjoint", "facts", "backend", "call", "call_recurrence", "example", "packed", "plan",
+    "emit", "pipeline", "launch", "prepared", "boundaries", "views", "work", "split", "refill",
+    "packed_work", "launch_triton", "tune",
     "library", "op", "validate", "report", "api", "tools", "distributed", "cli", "__init__",
 ]  # fmt: skip
 

@@ -59,6 +59,7 @@ COUNTERPARTS = {
     "to_float": lambda x: x.to(F64),
     "stop_gradient": torch.detach,
     "capped_sqrt": CappedSqrt.apply,
+    "expm1_of": lambda x, u: torch.expm1(x),
     "guard": Guard.apply,
 }
 
