@@ -40,7 +40,7 @@ test-all: check $(ENV_ALL)
 
 # On a machine with a GPU: make PYTHON=python3 test-gpu
 test-gpu: $(ENV)
-	GPU_REPORT=build/gpu-tests.json $(PYTHON) -m pytest tests/gpu
+	GPU_REPORT=build/gpu-tests.json $(PYTHON) -m pytest -m gpu tests/gpu tests/models
 
 check: $(ENV)
 	$(PYTHON) -m ruff format --check .
