@@ -20,6 +20,7 @@ from scanforge.errors import (
     DeclarationError,
     DeviceError,
     DTypeError,
+    GroupError,
     InputError,
     LawError,
     ScanforgeError,
@@ -35,10 +36,10 @@ from scanforge.tools import check, explain, source
 
 __version__ = "0.1.0"
 __all__ = [
-    "Affine", "ArgumentError", "BackendError", "DTypeError", "DeclarationError", "DeviceError", "Element",
-    "Input", "InputError", "LawError", "Operator", "Output", "Recurrence", "ScanforgeError", "ShapeError",
-    "State", "TraceError", "check", "explain", "last_run", "operators", "prefixes", "scan", "set_law_check",
-    "source", "step",
+    "Affine", "ArgumentError", "BackendError", "DTypeError", "DeclarationError", "DeviceError",
+    "Element", "GroupError", "Input", "InputError", "LawError", "Operator", "Output", "Recurrence",
+    "ScanforgeError", "ShapeError", "State", "TraceError", "check", "explain", "last_run", "operators",
+    "prefixes", "scan", "set_law_check", "source", "step",
 ]  # fmt: skip
 
 

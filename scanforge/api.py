@@ -62,15 +62,19 @@ def scan(  # noqa: PLR0913 - options by keyword
     """
     declared = declared_of(operator)
     named_only(declared, "scan", unnamed)
-    wants_finals = _flag(declared, "return_final_state", return_final_state)
-    backwards, kept, at = _flag(declared, "reverse", reverse), _memory(declared, memory), _dim(declared, dim)
+    wants_finals = flag_option(declared, "return_final_state", return_final_state)
+    backwards, kept, at = (
+        flag_option(declared, "reverse", reverse),
+        _memory(declared, memory),
+        time_dim(declared, dim),
+    )
     states = initial_state, reset_state
     call = prepare(operator, tensors, *states, dim=at, cu_seqlens=cu_seqlens)
     call = bounded(call, reverse=backwards, reset=reset, mask=mask, lengths=lengths)
-    outputs, finals = _run(call, Options(backwards, "", call.dtype, memory=kept), backend, lowering)
+    outputs, finals = run_prepared(call, Options(backwards, "", call.dtype, memory=kept), backend, lowering)
     if wants_finals:
-        return _one_or_tuple(call.outputs(outputs)), _one_or_tuple(call.states(finals))
-    return _one_or_tuple(call.outputs(outputs))
+        return one_or_tuple(call.outputs(outputs)), one_or_tuple(call.states(finals))
+    return one_or_tuple(call.outputs(outputs))
 
 
 def step(
@@ -106,7 +110,7 @@ def step(
     """
     declared = declared_of(operator)
     named_only(declared, "step", unnamed)
-    writes = _flag(declared, "inplace", inplace)
+    writes = flag_option(declared, "inplace", inplace)
     call = prepare(operator, tensors, state, reset_state=reset_state, function="step")
     given = state if isinstance(state, tuple | list) else (state,)
     if writes:
@@ -118,11 +122,11 @@ def step(
         result = launch_triton.forward(call.text, call.inputs, call.initial, options, False, inplace=True)
         outputs, after = result.outputs, list(given)
     else:
-        outputs, finals = _run(call, options, backend, None)
+        outputs, finals = run_prepared(call, options, backend, None)
         after = call.states(finals)
         after = [old.copy_(new) for old, new in zip(given, after, strict=True)] if writes else after
     shown = [y.squeeze(_time_of(call, k)) for k, y in enumerate(call.outputs(outputs))]
-    return _one_or_tuple(shown), _one_or_tuple(after)
+    return one_or_tuple(shown), one_or_tuple(after)
 
 
 def _time_of(call: Prepared, k: int) -> list[int]:
@@ -153,8 +157,8 @@ def prefixes(
     """
     declared = declaration(operator)
     named_only(declared, "prefixes", unnamed)
-    backwards = _flag(declared, "reverse", reverse)
-    call = prepare(operator, tensors, None, dim=_dim(declared, dim), function="prefixes")
+    backwards = flag_option(declared, "reverse", reverse)
+    call = prepare(operator, tensors, None, dim=time_dim(declared, dim), function="prefixes")
     traced = prefix_scan(call.traced)
     whole = [call.sizes[a] for a in traced.scan.lanes]
     identity = tuple(
@@ -164,14 +168,14 @@ def prefixes(
         )
     )
     call = replace(call, traced=traced, text=traced.text, initial=identity)
-    outputs, _ = _run(call, Options(backwards, "", call.dtype), backend, lowering)
+    outputs, _ = run_prepared(call, Options(backwards, "", call.dtype), backend, lowering)
     return namedtuple(f"{declared.name}Prefixes", declared.tensor_names())(*call.outputs(outputs))
 
 
-def _run(
+def run_prepared(
     call: Prepared, options: Options, backend: str | None, lowering: str | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The real outputs and final states."""
+    """The real outputs and final states of a call after its checks."""
     name = call.declared.name
     chosen = choose(backend, call.device, name)
     options = replace(options, lowering=lowering_of(lowering, chosen, name), backend=chosen)
@@ -187,7 +191,8 @@ def _run(
     return one_by_one(load(call.text), run, inputs, initial, call.packed.tolist())
 
 
-def _one_or_tuple(values: list[Tensor]) -> Any:
+def one_or_tuple(values: list[Tensor]) -> Any:
+    """What a call returns: several values are a tuple."""
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -199,7 +204,8 @@ def _memory(declared: Declaration | Fused, memory: object) -> str:
     return "low" if memory else ""
 
 
-def _dim(declared: Declaration | Fused, dim: int | None) -> int:
+def time_dim(declared: Declaration | Fused, dim: int | None) -> int:
+    """Where a bare operator's time is."""
     if dim is not None and isinstance(declared, Fused):
         raise ArgumentError(
             f"{declared.name}: dim={dim} is for bare operators, and a recurrence names its axes: time is "
@@ -208,7 +214,8 @@ def _dim(declared: Declaration | Fused, dim: int | None) -> int:
     return 1 if dim is None else dim
 
 
-def _flag(declared: Declaration | Fused, name: str, value: object) -> bool:
+def flag_option(declared: Declaration | Fused, name: str, value: object) -> bool:
+    """An option that is True or False."""
     if not isinstance(value, bool):
         kind, shown = type(value).__name__, repr(value)
         short = shown if len(shown) <= 40 and "\n" not in shown else "..."

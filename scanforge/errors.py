@@ -59,3 +59,7 @@ class DeviceError(InputError):
 
 class BackendError(ScanforgeError, RuntimeError):
     """The chosen backend cannot run here; the message names what is missing and what to write."""
+
+
+class GroupError(ScanforgeError, RuntimeError):
+    """A group of processes that does not work together: one died or came late, or they differ in the call."""

@@ -1,0 +1,5 @@
+"""One sequence over many devices: time is split over the ranks of a `torch.distributed` group."""
+
+from scanforge.distributed.scans import scan
+
+__all__ = ["scan"]

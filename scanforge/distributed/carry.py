@@ -1,0 +1,165 @@
+"""The state that a rank's shard starts from, by associativity.
+
+Every rank but the first and the last composes its steps into one element, the first runs its own to their
+final state; one gathering later each applies the elements of the ranks between to that state. The adjoint
+is a recurrence too, so its carry, the cotangent of a shard's final state, comes the same way in reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from scanforge import segments
+from scanforge.compose import carry, leaf_axes, on_itself
+from scanforge.distributed.ranks import Gathering, Ranks
+from scanforge.distributed.wire import Wire, read
+from scanforge.ir.builder import Builder
+from scanforge.ir.check import check_program, check_scan
+from scanforge.ir.program import fresh
+from scanforge.ir.scan import BATCH, TIME, Input, dump, is_batch, load
+from scanforge.launch import state_dtypes
+from scanforge.prepared import Prepared
+
+Tensor = torch.Tensor
+Run = Callable[[Prepared, bool], tuple[list[Tensor], list[Tensor]]]  # a call, and whether it runs in reverse
+
+
+@dataclass(frozen=True, slots=True)
+class Entering:
+    """The states that a shard starts from; `settle` ends an exchange that nothing here had to wait for."""
+
+    states: tuple[Tensor, ...]
+    settle: Callable[[], None]
+
+
+def entering(call: Prepared, run: Run, ranks: Ranks, after: Mapping[str, Tensor] | None = None) -> Entering:
+    """The states before the first step of this rank's shard, as the ranks processed before leave them.
+
+    `call.initial` is read on the first rank. `after` maps leaves to what the composed element begins with
+    in place of the identity.
+    """
+    if ranks.count == 1:
+        return Entering(call.initial, lambda: None)
+    with torch.no_grad():
+        wide = _widened(call, {} if after is None else after)
+        aggregate = replace(wide, text=_aggregate(wide.text))
+        aggregate = replace(aggregate, initial=_identity(aggregate, after or {}))
+        wire = Wire.of(ranks.name, aggregate.initial, call.initial)
+        if ranks.first:
+            own = run(replace(call, text=_without_outputs(call.text)), ranks.reverse)[1]
+        else:
+            own = [] if ranks.last else run(aggregate, ranks.reverse)[1]
+        gathering = ranks.gather(wire.message(own, call.initial[0]))
+        if ranks.first:
+            return Entering(call.initial, lambda: wire.check(gathering.wait(), ranks))
+        return Entering(_folded(wide, run, wire, gathering), lambda: None)
+
+
+def _folded(wide: Prepared, run: Run, wire: Wire, gathering: Gathering) -> tuple[Tensor, ...]:
+    """The first rank's states, then the elements of the ranks between, applied in order."""
+    ranks = gathering.ranks
+    messages = gathering.wait()
+    wire.check(messages, ranks)
+    states = read(messages[0], wire.states)
+    elements = [read(m, wire.element) for m in messages[1 : ranks.place]]
+    if elements:
+        between = [torch.stack(leaves) for leaves in zip(*elements, strict=True)]
+        over = replace(
+            wide,
+            text=_carry(wide.text),
+            inputs=tuple(between),
+            initial=tuple(states),
+            sizes=wide.sizes | {TIME: len(elements)},
+            packed=None,
+        )
+        states = run(over, False)[1]
+    return tuple(x.to(x0.dtype) for x, x0 in zip(states, wide.initial, strict=True))
+
+
+def _identity(aggregate: Prepared, after: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """The element to compose with first, of one number for each leaf and lane."""
+    scan = load(aggregate.text)
+    sizes = aggregate.sizes
+    if aggregate.packed is not None:
+        sizes = sizes | {BATCH: aggregate.packed.numel() - 1}
+    dtypes = state_dtypes(scan, aggregate.inputs, aggregate.dtype)
+    made = []
+    for leaf, s, dtype in zip(scan.operator.leaves, scan.states, dtypes, strict=True):
+        shape = [sizes[a] for a in scan.order(s.axes)]
+        start = after.get(leaf.name)
+        whole = torch.full(shape, s.initial, dtype=dtype, device=aggregate.device)
+        made.append(whole if start is None else start.to(dtype).expand(shape))
+    return tuple(made)
+
+
+@lru_cache(maxsize=1024)
+def _aggregate(text: str) -> str:
+    """The recurrence whose final states are the composed element of all steps."""
+    return dump(on_itself(load(text)))
+
+
+@lru_cache(maxsize=1024)
+def _carry(text: str) -> str:
+    """The recurrence over such elements, of which only the final states are wanted."""
+    scan = load(text)
+    used = {TIME}.union(*leaf_axes(scan).values(), *(s.axes for s in scan.states))
+    return _without_outputs(dump(carry(replace(scan, axes=scan.order(used)))))
+
+
+@lru_cache(maxsize=1024)
+def _without_outputs(text: str) -> str:
+    """The recurrence for its final states. It keeps all inputs, which say how large the axes are."""
+    scan = load(text)
+    readout = Builder(f"{scan.name}.finals", scan.axes, where="")
+    for v in scan.readout.inputs:
+        readout.input(v.name, v.kind, v.axes)
+    return dump(replace(scan, name=f"{scan.name}.finals", readout=readout.finish({}), outputs=()))
+
+
+def _widened(call: Prepared, after: Mapping[str, Tensor]) -> Prepared:
+    """The call with leaves wide enough: packed sequences of their own lengths, for what they begin with.
+
+    A gate that all sequences share is one number a step, and its product over a sequence depends on that
+    sequence's length.
+    """
+    if call.packed is not None:
+        axes = segments.flag_axes(load(call.text))
+        real = torch.ones((), dtype=torch.bool, device=call.device)
+        shape = [1 if is_batch(a) else call.sizes[a] for a in axes]
+        call = call.adding(segments.padded(call.text, axes).text, [real.expand(shape)])
+    for leaf in after:
+        text, axes = _widest(call.text, leaf)
+        if axes:
+            sizes = call.sizes if call.packed is None else call.sizes | {BATCH: 1}
+            zero = torch.zeros((), dtype=call.dtype, device=call.device)
+            call = call.adding(text, [zero.expand([sizes[a] for a in axes])])
+    return call
+
+
+@lru_cache(maxsize=1024)
+def _widest(text: str, leaf: str) -> tuple[str, tuple[str, ...]]:
+    """The recurrence with a leaf that has all axes of its states, and those of the zeros to add for it."""
+    scan = load(text)
+    apply = scan.operator.apply.dependencies()
+    own = next(s.axes for s in scan.states if leaf in apply[s.name])
+    if {*own} <= {*leaf_axes(scan)[leaf]}:
+        return text, ()
+    axes = scan.order(own)
+    zero = Input(fresh("wide", [i.name for i in scan.inputs]), "float", axes)
+    programs = []
+    for program in (scan.element, scan.readout):
+        builder = Builder(program.name, scan.axes, where="")
+        given = {v.name: builder.input(v.name, v.kind, v.axes) for v in program.inputs}
+        added = builder.input(zero.name, "float", axes)
+        made = builder.inline(program, given)
+        if program is scan.element:
+            made[leaf] = made[leaf] + added
+        programs.append(check_program(builder.finish(made)))
+    element, readout = programs
+    return dump(
+        check_scan(replace(scan, inputs=(*scan.inputs, zero), element=element, readout=readout))
+    ), axes

@@ -1,0 +1,233 @@
+"""scan over the ranks of a group: the call, and its node in autograd.
+
+A shard is an ordinary scan from the state that the ranks before it leave, with the ordinary backward pass.
+What is added stands behind it: a node that hands results through, and on the way back adds to the final
+state's cotangent what the ranks processed after it send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from scanforge import dtypes, pipeline
+from scanforge.affine import offset
+from scanforge.api import Declared, flag_option, one_or_tuple, run_prepared, time_dim
+from scanforge.call import named_only
+from scanforge.distributed.carry import entering
+from scanforge.distributed.ranks import Ranks, ranks_of
+from scanforge.errors import ArgumentError
+from scanforge.ir.scan import TIME, is_batch, load
+from scanforge.launch import Options
+from scanforge.packed import check_bounds
+from scanforge.prepared import Prepared, prepare
+from scanforge.recurrence import Fused, declared_of
+from scanforge.segments import flag_axes
+
+Tensor = torch.Tensor
+
+
+def scan(  # noqa: PLR0913 - options by keyword
+    operator: Declared, /, *unnamed: Any, group: Any = None, initial_state: Any = None,
+    return_final_state: bool = False, reverse: bool = False, cu_seqlens: Tensor | None = None,
+    reduce_gradients: bool = False, dim: int | None = None, backend: str | None = None,
+    lowering: str | None = None, **tensors: Tensor,
+) -> Any:  # fmt: skip
+    """`sf.scan` of one sequence whose steps lie on the ranks of a group, one stretch after another.
+
+    Each rank passes its own steps, any number, 0 included, and gets their outputs; inputs without time are
+    the same everywhere. Every rank of the group makes the call, and the backward pass through its results.
+    `group` is a process group, a device mesh of one dimension, or None for all processes.
+
+    `initial_state` is read on the first rank in the order of processing (the last one with `reverse`);
+    elsewhere it may be left out, and gets zeros for its gradient. With `return_final_state` a rank gets the
+    state after its own steps: on the last one in the order of processing that is the sequence's.
+    `cu_seqlens` are the bounds in the whole sequence, the same on all ranks; initial and final states then
+    have a row for each packed sequence. An output without time is the sum over all ranks. Gradients of
+    inputs declared without time are of the rank's own steps, for DDP or FSDP2 to sum; `reduce_gradients`
+    sums them here, and the initial state's.
+
+    Raises what `sf.scan` raises, and GroupError where a rank is missing or makes another call. A second
+    derivative over several ranks is an ArgumentError.
+    Source: Blelloch, Prefix sums and their applications (1990), section 1.2.
+
+    Example:
+        >>> import torch, scanforge as sf, torch.distributed as dist
+        >>> from scanforge import distributed
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> a, b = torch.tensor([[2.0, 3.0, 5.0]]), torch.tensor([[1.0, 10.0, 100.0]])
+        >>> distributed.scan(sf.Affine, a=a, b=b)
+        tensor([[  1.,  13., 165.]])
+        >>> dist.destroy_process_group()
+    """
+    declared = declared_of(operator)
+    named_only(declared, "scan", unnamed)
+    wants_finals = flag_option(declared, "return_final_state", return_final_state)
+    reduces = flag_option(declared, "reduce_gradients", reduce_gradients)
+    ranks = ranks_of(declared.name, group, reverse=flag_option(declared, "reverse", reverse))
+    call = _prepared(operator, tensors, initial_state, time_dim(declared, dim), cu_seqlens, ranks)
+    call = _summed(call, ranks) if reduces and ranks.count > 1 else call
+    outputs, finals = _Shard(ranks, backend, lowering).results(call)
+    shown = one_or_tuple(call.outputs(outputs))
+    return (shown, one_or_tuple(call.states(finals))) if wants_finals else shown
+
+
+def _prepared(
+    operator: Declared, tensors: dict[str, Tensor], initial: Any, dim: int, cu_seqlens: Any, ranks: Ranks
+) -> Prepared:
+    """The call on this rank's steps, its packed sequences cut to them."""
+    if cu_seqlens is None:
+        call = prepare(operator, tensors, initial, dim=dim)
+        return _with_starts(call, ranks, None) if call.asks_start else call
+    alone = prepare(operator, tensors, None, dim=dim)
+    batch = [n for a, n in alone.sizes.items() if is_batch(a)]
+    begin, total = ranks.span(alone.sizes[TIME], alone.device)
+    bounds = check_bounds(alone.declared, cu_seqlens, total, batch, alone.device)
+    own = (bounds - begin).clamp(0, alone.sizes[TIME])
+    call = prepare(operator, tensors, initial, dim=dim, cu_seqlens=own)
+    return _with_starts(call, ranks, bounds) if call.asks_start else call
+
+
+def _with_starts(call: Prepared, ranks: Ranks, bounds: Tensor | None) -> Prepared:
+    """The call with the flag that sf.segment_start() reads: not every shard begins a segment."""
+    begin, total = ranks.span(call.sizes[TIME], call.device)
+    edge = torch.tensor([0, total], device=call.device)
+    edges = edge if bounds is None else torch.cat([edge, bounds])
+    steps = torch.arange(begin, begin + call.sizes[TIME], device=call.device)
+    starts = torch.isin(steps + 1 if ranks.reverse else steps, edges)
+    shape = [call.sizes[a] for a in flag_axes(call.scan)]
+    return call.adding(call.text, [starts.expand(shape)])
+
+
+def _summed(call: Prepared, ranks: Ranks) -> Prepared:
+    """The call whose gradients of tensors without time, and of initial states, are sums over the ranks."""
+    declared = call.declared.inputs if isinstance(call.declared, Fused) else ()
+    alike = {i.name for i in declared if TIME not in i.axes}
+    names = {n for leaf, real in call.traced.leaves if leaf in alike for n in real}
+    shared = [k for k, i in enumerate(load(call.text).inputs) if i.name in names]
+    taken = [call.inputs[k] for k in shared] + list(call.initial)
+    tied: tuple[Tensor, ...] = _Summed.apply(ranks, *taken)  # type: ignore[no-untyped-call]
+    inputs = list(call.inputs)
+    for k, x in zip(shared, tied, strict=False):
+        inputs[k] = x
+    return replace(call, inputs=tuple(inputs), initial=tied[len(shared) :])
+
+
+class _Summed(torch.autograd.Function):
+    """Tensors that all ranks hold alike: the gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.ranks = ranks
+        ctx.mark_non_differentiable(*(x for x in tensors if not x.is_floating_point()))
+        return tuple(x.detach() for x in tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        needs = ctx.needs_input_grad[1:]
+        found = iter(ctx.ranks.sum_all([g for g, need in zip(cotangents, needs, strict=True) if need]))
+        return None, *(next(found) if need else None for need in needs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """How a rank runs what is its own."""
+
+    ranks: Ranks
+    backend: str | None
+    lowering: str | None
+
+    def run(self, call: Prepared, reverse: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs and final states of a call on this rank alone."""
+        return run_prepared(call, Options(reverse, "", call.dtype), self.backend, self.lowering)
+
+    def results(self, call: Prepared) -> tuple[list[Tensor], list[Tensor]]:
+        """The same from the state that the ranks before it leave; differentiable over all of them."""
+        given = entering(call, self.run, self.ranks)
+        carried = replace(call, initial=given.states)
+        outputs, finals = self.run(carried, self.ranks.reverse)
+        given.settle()
+        if self.ranks.count == 1:
+            return outputs, finals
+        bare = replace(carried, inputs=(), initial=())
+        joined = _Joined.apply(  # type: ignore[no-untyped-call]
+            self, bare, *outputs, *finals, *carried.inputs, *carried.initial, *call.initial
+        )
+        n = len(outputs)
+        return list(joined[:n]), list(joined[n : n + len(finals)])
+
+    def cotangents(
+        self, call: Prepared, outputs: Sequence[Tensor], finals: Sequence[Tensor]
+    ) -> dict[str, Tensor]:
+        """The cotangents of this shard's final states, with what later steps on other ranks send to them."""
+        primal = load(call.text)
+        shown = {o.name: g for o, g in zip(primal.outputs, outputs, strict=True) if o.kind == "float"}
+        wanted = pipeline.Wanted(frozenset(), frozenset(shown), True)
+        kinds = tuple(dtypes.name(x.dtype) for x in call.inputs)
+        text, derived = pipeline.backward(call.text, wanted, kinds)
+        own = dict(zip((s.name for s in primal.states), finals, strict=True))
+        seeds = [own[state].to(call.dtype) for state, _ in derived.initial]
+        if not seeds:
+            return {}
+        given = dict(zip((i.name for i in primal.inputs), call.inputs, strict=True))
+        given |= {name: shown[output] for output, name in derived.cotangents}
+        if derived.states_before:
+            before = replace(call, text=pipeline.states_before(call.text))
+            states = dict(zip(own, self.run(before, self.ranks.reverse)[0], strict=True))
+            given |= {name: states[state] for state, name in derived.states_before}
+        inputs = tuple(given[i.name] for i in derived.scan.inputs)
+        mus = [mu for _, mu in derived.initial]
+        after = {offset(mu, mus): x for mu, x in zip(mus, seeds, strict=True)}
+        turned = self.ranks.turned()
+        adjoint = replace(call, text=text, inputs=inputs, initial=tuple(seeds))
+        carried = entering(adjoint, self.run, turned, after)
+        carried.settle()
+        totals = seeds if turned.first else [x + y for x, y in zip(seeds, carried.states, strict=True)]
+        return {state: x for (state, _), x in zip(derived.initial, totals, strict=True)}
+
+
+class _Joined(torch.autograd.Function):
+    """Hands a shard's results through, and in the backward pass exchanges what crosses its border."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: _Shard, call: Prepared, *tensors: Tensor) -> tuple[Tensor, ...]:
+        scan = load(call.text)
+        n, k = len(scan.outputs), len(scan.states)
+        ctx.shard, ctx.call = shard, call
+        ctx.save_for_backward(*tensors[n + k : -k])
+        ctx.untimed = [TIME not in o.dims for o in scan.outputs]
+        sums = zip(tensors[:n], ctx.untimed, strict=True)
+        results = [shard.ranks.sum(y) if untimed else y.detach() for y, untimed in sums]
+        results += [x.detach() for x in tensors[n : n + k]]
+        ctx.mark_non_differentiable(*(x for x in results if not x.is_floating_point()))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        shard, scan = ctx.shard, load(ctx.call.text)
+        if torch.is_grad_enabled():  # a graph of this rank's part alone would be wrong, and look right
+            raise ArgumentError(
+                f"{shard.ranks.name}: scanforge.distributed.scan has no second derivative: leave "
+                "create_graph out, or gather the sequence and write sf.scan."
+            )
+        n, k = len(scan.outputs), len(scan.states)
+        saved = ctx.saved_tensors
+        call = replace(ctx.call, inputs=tuple(saved[:-k]), initial=tuple(saved[-k:]))
+        outputs = [
+            shard.ranks.sum(g) if untimed and g.is_floating_point() else g
+            for g, untimed in zip(cotangents[:n], ctx.untimed, strict=True)
+        ]
+        total = shard.cotangents(call, outputs, cotangents[n:])
+        finals = [total.get(s.name) for s in scan.states]
+        starts: list[Tensor | None] = [None] * k
+        if not shard.ranks.first:  # what is given there is not read
+            needs = ctx.needs_input_grad[-k:]
+            starts = [
+                torch.zeros_like(x) if need else None for x, need in zip(saved[-k:], needs, strict=True)
+            ]
+        return None, None, *outputs, *finals, *[None] * (len(saved)), *starts

@@ -1,0 +1,31 @@
+"""Run a function on every rank of a gloo group, and fail with what the first failing rank says."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def on_ranks(count: int, function: Callable[..., None], *args: Any) -> None:
+    """`function(rank, count, *args)` in `count` processes; it lies in a module, and so do its arguments."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_one, (count, str(Path(folder) / "store"), function, args), nprocs=count)
+
+
+def _one(rank: int, count: int, store: str, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=TIMEOUT
+    )
+    function(rank, count, *args)
+    dist.barrier()
+    dist.destroy_process_group()
