@@ -62,7 +62,8 @@ class _Writer:
         made = stages(narrowed(together(step, again) if again and shares else step), self.form.held)
         assert made is not None, f"{self.scan.name}: the plan holds {self.form.held}, a sum of which it needs"
         if again is None:
-            return Walk(made, self.shape, self.form, self.shape.starts), None
+            whole = not self.down and not self.form.held
+            return Walk(made, self.shape, self.form, self.shape.starts, whole=whole), None
         parts = made if shares else stages(narrowed(again), self.form.held)
         assert parts is not None, f"{again.name}: its states depend on a sum over {self.form.held}"
         if shares:

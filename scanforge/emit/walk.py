@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from scanforge.emit.form import CASTS, Form, Kernel, Room
-from scanforge.emit.frame import row_name, untimed_name
+from scanforge.emit.frame import row_name, tile_name, untimed_name
+from scanforge.emit.rows import split_tile
 from scanforge.ir.program import Program
 from scanforge.ir.scan import before
 from scanforge.schedule import PARTS, Stages, handed_on, next_state
@@ -20,22 +21,23 @@ class Walk:
 
     `states` are carried in registers x_<state>; those of a `rerun` are in before<row>_<state>, one for each
     row, where the walk of the adjoint has `seen` them. A rerun `beside` another walk has only the part `each`
-    of its own, and reads what the parts of the other one hand on.
+    of its own, and reads what the parts of the other one hand on. With `whole`, what needs no state is run on
+    whole tiles.
     """
 
     def __init__(
         self, stages: Stages, kernel: Kernel, form: Form, states: Iterable[Room], seen: Iterable[Room] = (),
-        *, rerun: bool = False, beside: Walk | None = None,
+        *, rerun: bool = False, beside: Walk | None = None, whole: bool = False,
     ) -> None:  # fmt: skip
         self.stages, self.form, self.rerun, self.prefix = stages, form, rerun, "re" if rerun else ""
-        self.beside = beside
+        self.beside, self.whole = beside, whole
         self.seen = {r.name: r for r in seen}
         self.inputs = {r.name: r for r in kernel.inputs}
         self.states = {r.name: r for r in states}
         handed = {v: p for p in PARTS for n, v in stages.part(p).outputs if n == handed_on(v)}
         lines = {x.var.name for p in PARTS for x in stages.part(p).lines}
         self.made = {v: p for v, p in handed.items() if v in lines}
-        self.waves = waves(stages.ahead) if stages.ahead.outputs and not beside else []
+        self.waves = waves(stages.ahead) if stages.ahead.outputs and not (beside or whole) else []
         self.made |= {v: "ahead" for w in self.waves for n, v in w.outputs if n == handed_on(v)}
         self.shown = handed.keys() - lines  # inputs of the step that are summands
         self.sums = dict(stages.sums)
@@ -56,7 +58,7 @@ class Walk:
         }
         found = []
         for p in PARTS:
-            if p == "ahead":
+            if p == "ahead" and not self.whole:
                 found += [
                     (w, f"{self.function(p)}{k + 1 if k else ''}", docs[p]) for k, w in enumerate(self.waves)
                 ]
@@ -111,7 +113,7 @@ class Walk:
 
     def call(self, part: str, i: int, n: Entry = None) -> list[str]:
         """Run a part at a row, for an entry."""
-        if part == "ahead":
+        if part == "ahead" and not self.whole:
             return self.call_ahead([i])
         program = self.stages.part(part)
         if not self.results[part]:
@@ -124,12 +126,39 @@ class Walk:
         return lines
 
     def call_ahead(self, rows: Sequence[int]) -> list[str]:
-        """Run what needs no state for some rows, wave by wave.
+        """Run what needs no state for some rows: on the whole tile, or wave by wave.
 
         In this order the machine code has the same operation for many rows side by side, and a lone warp
         waits for none of them; row by row it waits for each.
         """
+        if self.whole and len(rows) > 1:
+            return self.call_whole(len(rows))
+        if self.whole:
+            return self.call("ahead", rows[0])
         return [x for k in range(len(self.waves)) for i in rows for x in self.call_wave(k, i)]
+
+    def call_whole(self, rows: int) -> list[str]:
+        """Run `ahead` on a whole tile, and take its results apart.
+
+        Triton's layouts follow that for a forward kernel's few results, and the order is better still.
+        """
+        names = [self.result("ahead", name, 0, None) for name in self.results["ahead"]]
+        if not names:
+            return []
+        given = ", ".join(self.all_rows(v.name) for v in self.stages.ahead.inputs)
+        tiles = [f"rows_{n}" for n in names]
+        lines = [f"{', '.join(tiles)} = {self.function('ahead')}({given})  # [BD, R]"]
+        for tile, name in zip(tiles, self.results["ahead"], strict=True):
+            taken = [self.result("ahead", name, i, None) for i in range(rows)]
+            lines += split_tile(f"tl.broadcast_to({tile}, [BD, {rows}])", taken)
+        return lines
+
+    def all_rows(self, name: str) -> str:
+        """An input of `ahead` for all rows of a tile."""
+        room = self.inputs.get(name)
+        if name in self.made or room is None or not room.timed:
+            return f"{self.value(name, 0, None)}[:, None]"
+        return CASTS[room.kind].format(f"tl.permute({tile_name(name, None)}, (1, 0))")
 
     def call_wave(self, k: int, i: int) -> list[str]:
         """Run one wave of `ahead` at a row."""

@@ -154,5 +154,14 @@ def ring_loads(kernel: Any) -> int:
 
 
 def conversions(kernel: Any) -> int:
-    """The changes of layout, which are shuffles or trips through shared memory."""
-    return kernel.asm["ttgir"].count("ttg.convert_layout")
+    """The changes of layout in loops: shuffles, or trips through shared memory."""
+    loops: list[int] = []  # how far the loops that are open stand in
+    found = 0
+    for line in kernel.asm["ttgir"].splitlines():
+        indent = len(line) - len(line.lstrip())
+        if loops and indent <= loops[-1] and line.lstrip().startswith("}"):
+            loops.pop()
+        if "scf.for" in line:
+            loops.append(indent)
+        found += bool(loops) and "ttg.convert_layout" in line
+    return found
