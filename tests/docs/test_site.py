@@ -1,0 +1,152 @@
+"""The site builds without a warning, loads nothing from elsewhere, and no link in it is broken."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import scanforge as sf
+from docs import generated, hooks
+from examples import gallery
+from tests.subprocesses import ROOT
+
+ERRORS = ROOT / "docs" / "errors.md"
+PROGRAM = re.compile(r"^```py\n(.*?)^```\n\n<!-- error: (\w+) -->$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass
+class Found(HTMLParser):
+    """Links, what a page loads, its anchors and its text."""
+
+    links: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    anchors: set[str] = field(default_factory=set)
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag in {"script", "img"} and given.get("src"):
+            self.loads.append(given["src"])
+        if tag == "link" and given.get("rel") in {"stylesheet", "icon"}:
+            self.loads.append(given["href"])
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+    return target
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Found]:
+    found = {path: Found() for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
+    for path, parser in found.items():
+        parser.feed(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_every_page_is_there(site: Path, pages: dict[Path, Found]):
+    names = {path.relative_to(site).as_posix() for path in pages}
+    written = {
+        p.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for p in (ROOT / "docs").rglob("*.md")
+    }
+    assert written <= names
+    assert {f"gallery/{name}.html" for name in [*gallery.NAMES, "not_associative", "index"]} <= names
+    assert {"readme.html", "api.html", "contributing.html", "changelog.html"} <= names
+    assert not list(site.rglob("*.py"))
+
+
+def test_no_link_is_broken(pages: dict[Path, Found]):
+    broken, internal = [], 0
+    for path, page in pages.items():
+        for link in [*page.links, *page.loads]:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            internal += 1
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            anchors = pages[target].anchors if target in pages else {parts.fragment}
+            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                broken.append((path.name, link))
+    assert internal > 1000
+    assert not broken
+
+
+def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Found]):
+    for page in pages.values():
+        assert not [url for url in page.loads if urlsplit(url).netloc]
+
+
+def test_no_mark_and_no_link_out_of_the_site_is_left(pages: dict[Path, Found]):
+    for path, page in pages.items():
+        assert not re.search(r"<!-- (output|error)", path.read_text(encoding="utf-8")), path.name
+        assert not re.search(r"\]\((\.\./|\w+\.md)", page.text), path.name
+
+
+def test_what_programs_print_is_shown(site: Path, pages: dict[Path, Found]):
+    assert "broken for a.a = " in pages[site / "tutorial.html"].text
+    assert "mu_h (t) = a * mu_h + b" in pages[site / "pipeline.html"].text
+    assert "def step(gate, previous_h" in pages[site / "pipeline.html"].text
+    assert "broken for e.f = " in pages[site / "gallery" / "not_associative.html"].text
+    assert (site / "gallery" / "ema.svg").read_bytes().startswith(b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), PROGRAM.findall(ERRORS.read_text(encoding="utf-8")), ids=lambda x: x[-20:].strip()
+)
+def test_each_error_has_a_program_that_raises_it(code: str, error: str):
+    message = hooks.raised(code, error)
+    assert message.startswith(f"{error}: ")
+    assert message.endswith((".", "`"))
+
+
+def test_every_error_is_on_the_page():
+    shown = {error for _, error in PROGRAM.findall(ERRORS.read_text(encoding="utf-8"))}
+    bases, of_processes = {"ScanforgeError", "InputError"}, {"GroupError"}
+    assert shown | of_processes == {n for n in sf.__all__ if n.endswith("Error")} - bases
+    headings = re.findall(r"^## (\w+)$", ERRORS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(headings) == shown | of_processes
+
+
+def test_a_mark_without_its_program_or_part_is_refused():
+    for page in ("<!-- output -->", "```python\nprint(1)\n```\n\n<!-- output: laws -->"):
+        with pytest.raises(hooks.PluginError):
+            hooks._filled(page, "page.md")
+    with pytest.raises(hooks.PluginError, match="nothing was raised"):
+        hooks.raised("x = 1", "LawError")
+
+
+def test_docstrings_become_markdown():
+    assert generated.markdown("a_b * c\n\n    x = 1\n\nExample:\n    >>> 1 + 1\n    2") == (
+        "a\\_b \\* c\n\n```text\nx = 1\n```\n\n```pycon\n>>> 1 + 1\n2\n```"
+    )
+    assert generated.signature("sf.check", sf.check).startswith(
+        "check(\n    operator: Declared,\n    shapes:"
+    )
+    assert "*,\n" in generated.signature("sf.check", sf.check)
+    assert "kind: str = 'float'" in generated.signature("sf.Output", sf.State)
