@@ -65,7 +65,11 @@ class Segments:
         return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
     def options(self, reset_state: Any = None) -> dict[str, Any]:
-        """Keywords for `sf.scan`. `reset_state` is the layer's own initial state, where it is not zero."""
+        """Keywords for `sf.scan`. `reset_state` is the layer's own initial state.
+
+        A layer that hands a carried state to `sf.scan` must give it, zeros too: without it resets start from
+        the state that was carried in.
+        """
         options: dict[str, Any] = {"cu_seqlens": self.cu_seqlens, "mask": self.mask}
         if self.reset is not None:
             options |= {"reset": self.reset, "reset_state": reset_state}

@@ -12,11 +12,12 @@ from scanforge import launch_triton, op
 from scanforge.backend import choose, lowering_of
 from scanforge.boundaries import bounded, bounded_step, check_writable
 from scanforge.call import named_only
+from scanforge.compiled import one_node
 from scanforge.declare import Declaration, Operator, declaration
 from scanforge.errors import ArgumentError
 from scanforge.ir.scan import TIME, load
 from scanforge.launch import Options, state_dtypes
-from scanforge.packed import one_by_one
+from scanforge.packed import one_by_one, summed
 from scanforge.prepared import Prepared, prepare
 from scanforge.recurrence import Fused, Recurrence, declared_of
 from scanforge.trace import prefix_scan
@@ -25,6 +26,7 @@ Tensor = torch.Tensor
 Declared = type[Operator] | type[Recurrence]
 
 
+@one_node
 def scan(  # noqa: PLR0913 - options by keyword
     operator: Declared, /, *unnamed: Any, initial_state: Any = None, return_final_state: bool = False,
     reverse: bool = False, reset: Tensor | None = None, reset_state: Any = None,
@@ -63,13 +65,9 @@ def scan(  # noqa: PLR0913 - options by keyword
     declared = declared_of(operator)
     named_only(declared, "scan", unnamed)
     wants_finals = flag_option(declared, "return_final_state", return_final_state)
-    backwards, kept, at = (
-        flag_option(declared, "reverse", reverse),
-        _memory(declared, memory),
-        time_dim(declared, dim),
-    )
+    backwards, kept = flag_option(declared, "reverse", reverse), _memory(declared, memory)
     states = initial_state, reset_state
-    call = prepare(operator, tensors, *states, dim=at, cu_seqlens=cu_seqlens)
+    call = prepare(operator, tensors, *states, dim=time_dim(declared, dim), cu_seqlens=cu_seqlens)
     call = bounded(call, reverse=backwards, reset=reset, mask=mask, lengths=lengths)
     outputs, finals = run_prepared(call, Options(backwards, "", call.dtype, memory=kept), backend, lowering)
     if wants_finals:
@@ -77,18 +75,11 @@ def scan(  # noqa: PLR0913 - options by keyword
     return one_or_tuple(call.outputs(outputs))
 
 
+@one_node
 def step(
-    operator: Declared,
-    state: Any,
-    /,
-    *unnamed: Any,
-    reset: Tensor | None = None,
-    reset_state: Any = None,
-    mask: Tensor | None = None,
-    inplace: bool = False,
-    backend: str | None = None,
-    **tensors: Tensor,
-) -> Any:
+    operator: Declared, state: Any, /, *unnamed: Any, reset: Tensor | None = None, reset_state: Any = None,
+    mask: Tensor | None = None, inplace: bool = False, backend: str | None = None, **tensors: Tensor,
+) -> Any:  # fmt: skip
     """One step of a recurrence, for decoding: (y_t, state after it), from the state before and inputs at t.
 
     `tensors` are those of `scan` without their time axis; `state` is None for the first step, else what
@@ -117,7 +108,8 @@ def step(
         check_writable(call, given)
     call = bounded_step(call, reset=reset, mask=mask, first=state is None)
     options = Options(False, "", call.dtype)
-    if writes and choose(backend, call.device, declared.name) == "triton":
+    compiles = torch.compiler.is_compiling()  # a graph has the op, which writes into no input
+    if writes and choose(backend, call.device, declared.name) == "triton" and not compiles:
         options = replace(options, backend="triton")
         result = launch_triton.forward(call.text, call.inputs, call.initial, options, False, inplace=True)
         outputs, after = result.outputs, list(given)
@@ -125,16 +117,17 @@ def step(
         outputs, finals = run_prepared(call, options, backend, None)
         after = call.states(finals)
         after = [old.copy_(new) for old, new in zip(given, after, strict=True)] if writes else after
-    shown = [y.squeeze(_time_of(call, k)) for k, y in enumerate(call.outputs(outputs))]
-    return one_or_tuple(shown), one_or_tuple(after)
+    return one_or_tuple(_without_time(call, call.outputs(outputs))), one_or_tuple(after)
 
 
-def _time_of(call: Prepared, k: int) -> list[int]:
-    """Where time is in the k-th output, if it is there."""
-    dims = next(o.dims for o in call.scan.outputs if o.name == call.traced.outputs[k][0])
-    return [dims.index(TIME)] if TIME in dims else []
+def _without_time(call: Prepared, outputs: list[Tensor]) -> list[Tensor]:
+    """Outputs of one step: time, where it is there, is of size 1."""
+    dims = {o.name: o.dims for o in call.scan.outputs}
+    named = zip((dims[names[0]] for names in call.traced.outputs), outputs, strict=True)
+    return [y.squeeze([i for i, d in enumerate(own) if d == TIME]) for own, y in named]
 
 
+@one_node
 def prefixes(
     operator: type[Operator],
     /,
@@ -182,13 +175,29 @@ def run_prepared(
     if 0 in call.sizes.values():  # no kernel has anything to do, and sums over nothing are 0
         chosen, options = "reference", replace(options, lowering="", backend="reference")
     inputs, initial = list(call.inputs), list(call.initial)
-    if call.packed is None or (chosen == "triton" and options.lowering != "split"):
-        return op.apply(call.text, inputs, initial, options, call.packed)
+    if call.packed is None:
+        return op.apply(call.text, inputs, initial, options)
+    if chosen != "triton" or options.lowering != "split":
+        outputs, finals = op.apply(call.text, inputs, initial, options, call.packed)
+    else:
+        outputs, finals = _one_by_one(call, options)
+    dims = [o.dims for o in load(call.text).outputs]
+    return [summed(d, x) for d, x in zip(dims, outputs, strict=True)], finals
+
+
+def _one_by_one(call: Prepared, options: Options) -> tuple[list[Tensor], list[Tensor]]:
+    """Packed sequences, each split in time."""
+    assert call.packed is not None
+    if torch.compiler.is_compiling():
+        raise ArgumentError(
+            f"{call.declared.name}: lowering='split' takes packed sequences one after another, and a "
+            "compiler does not know where they end: leave lowering out."
+        )
 
     def run(part: list[Tensor], states: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         return op.apply(call.text, part, states, options)
 
-    return one_by_one(load(call.text), run, inputs, initial, call.packed.tolist())
+    return one_by_one(load(call.text), run, call.inputs, call.initial, call.packed.tolist())
 
 
 def one_or_tuple(values: list[Tensor]) -> Any:

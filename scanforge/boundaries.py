@@ -68,7 +68,7 @@ def _of_step(call: Prepared, option: str, value: Any, shape: tuple[int, ...]) ->
             f"{call.declared.name}: {option} of a step is an object of type {type(value).__name__}, expected "
             f"a bool tensor of shape {shape}: write {option}=torch.as_tensor(...)."
         )
-    if value.ndim != len(shape) or any(n not in {1, m} for n, m in zip(value.shape, shape, strict=True)):
+    if value.ndim != len(shape) or any(n not in (1, m) for n, m in zip(value.shape, shape, strict=True)):
         raise ShapeError(
             f"{call.declared.name}: {option} of a step has shape {tuple(value.shape)}, expected {shape}, the "
             f"batch axes: write {option}[:, t]."
@@ -128,7 +128,7 @@ def _flag(call: Prepared, option: str, value: Any) -> Tensor | None:
     if value.is_complex():
         raise DTypeError(f"{where} is complex, expected a bool tensor: write {option}={option} != 0.")
     _check_device(call, option, value)
-    if value.ndim != len(shape) or any(n not in {1, m} for n, m in zip(value.shape, shape, strict=True)):
+    if value.ndim != len(shape) or any(n not in (1, m) for n, m in zip(value.shape, shape, strict=True)):
         raise ShapeError(
             f"{where} has shape {tuple(value.shape)}, expected {shape} ({', '.join(_axes(call))}): give it "
             "that shape, or size 1 where it is shared."
@@ -166,9 +166,8 @@ def _from_lengths(call: Prepared, lengths: Any) -> Tensor:
         raise ShapeError(f"{where} has shape {tuple(lengths.shape)}, expected {shape}, the batch axes.")
     _check_device(call, "lengths", lengths)
     steps = call.sizes[TIME]
-    if (
-        not lengths.is_cuda and ((lengths < 0) | (lengths > steps)).any()
-    ):  # a GPU's would have to be waited for
+    looks = not lengths.is_cuda and not torch.compiler.is_compiling()  # a GPU's would have to be waited for
+    if looks and ((lengths < 0) | (lengths > steps)).any():
         raise ArgumentError(
             f"{where} is {lengths.tolist()}, expected numbers from 0 to the {steps} steps of the tensors: "
             "write how many steps of each sequence are real."

@@ -194,15 +194,16 @@ def _broadcast(declared: Declaration, tensors: Mapping[str, Tensor], rank: int) 
     names = declared.tensor_names()
     whole = []
     for d in range(rank):
-        sizes = {tensors[n].shape[d] for n in names} - {1}
-        if len(sizes) > 1:
+        sizes = [size for n in names if (size := tensors[n].shape[d]) != 1]
+        if any(size != sizes[0] for size in sizes):
             shapes = ", ".join(f"{n} {tuple(tensors[n].shape)}" for n in names)
+            met = sorted({int(size) for size in sizes})
             raise ShapeError(
                 f"{declared.name}: the elements do not broadcast in dimension {d}, where sizes "
-                f"{sorted(sizes)} meet: {shapes}. Give them equal sizes there, or size 1 for one that is "
+                f"{met} meet: {shapes}. Give them equal sizes there, or size 1 for one that is "
                 "shared."
             )
-        whole.append(sizes.pop() if sizes else 1)
+        whole.append(sizes[0] if sizes else 1)
     return tuple(whole)
 
 

@@ -94,7 +94,7 @@ def _sizes(
         for axis, size in zip(axes, tensors[i.name].shape, strict=True):
             if sizes.get(axis, 1) == 1:
                 sizes[axis], first[axis] = size, i.name
-            elif size not in {1, sizes[axis]}:
+            elif size not in (1, sizes[axis]):  # a tuple, since a symbol has no hash
                 raise ShapeError(
                     f"{declared.name}: the axis {axis} has size {sizes[axis]} in {first[axis]} and size "
                     f"{size} in {i.name}. Give them one size, or size 1 to what is shared.\n"

@@ -10,6 +10,7 @@ import torch
 
 from scanforge import dtypes
 from scanforge.ir.scan import TIME, Output, Scan, State, is_outer, load
+from scanforge.packed import one_by_one
 from scanforge.pipeline import executable
 from scanforge.plan import Plan, plan, state_outputs
 
@@ -104,9 +105,15 @@ def state_dtypes(scan: Scan, tensors: Sequence[Tensor], computed: torch.dtype) -
 
 
 def run(
-    text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool
-) -> Result:
-    """The recurrence of `text` on these inputs and initial states (of full shape, in the states' dtypes)."""
+    text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool,
+    bounds: Tensor | None = None,
+) -> Result:  # fmt: skip
+    """The recurrence of `text` on these inputs and initial states (of full shape, in the states' dtypes).
+
+    Packed sequences (`bounds`) run one after another. Of an output of the batch axis alone each has a row.
+    """
+    if bounds is not None:
+        return _run_packed(text, tensors, initial, options, keep, bounds)
     scan = load(text)
     sizes = sizes_of(scan, tensors, initial)
     result_dtypes = output_dtypes(scan, tensors, options.dtype)
@@ -119,6 +126,21 @@ def run(
     shown, finals, states = evaluate(text, tensors, initial, chosen.lowering, options)
     after = dict(zip((s.name for s in scan.states), states, strict=True))
     return _own(Result(shown, finals, [after[s] for s in kept]), [*tensors, *initial])
+
+
+def _run_packed(
+    text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool,
+    bounds: Tensor,
+) -> Result:  # fmt: skip
+    kept: list[list[Tensor]] = []
+
+    def part(inputs: list[Tensor], states: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        result = run(text, inputs, states, options, keep)
+        kept.append(result.kept)
+        return result.outputs, result.finals
+
+    outputs, finals = one_by_one(load(text), part, tensors, initial, bounds.tolist())
+    return Result(outputs, finals, [torch.cat(rows) for rows in zip(*kept, strict=True)])
 
 
 def evaluate(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from scanforge import launch, launch_triton
-from scanforge.ir.scan import TIME, load
+from scanforge.ir.scan import BATCH, TIME, load
 from scanforge.launch import Options, kept_states, output_dtypes, sizes_of, state_dtypes
 from scanforge.pipeline import Wanted
 
@@ -60,7 +60,7 @@ def _scan(  # noqa: PLR0913, PLR0917 - as in the schema
     if backend == "triton":
         result = launch_triton.forward(recurrence, inputs, initial, options, keep, bounds)
     else:
-        result = launch.run(recurrence, inputs, initial, options, keep)
+        result = launch.run(recurrence, inputs, initial, options, keep, bounds)
     return [*result.outputs, *result.finals, *result.kept]
 
 
@@ -81,15 +81,23 @@ def _fake_scan(  # noqa: PLR0913, PLR0917
         options = Options(reverse, lowering, dtype, backend, memory)
         result = launch_triton.allocate(recurrence, inputs, initial, options, keep, bounds)
         return [*result.outputs, *result.finals, *result.kept]
-    sizes = sizes_of(scan, inputs, initial)
+    sizes = sizes_of(scan, inputs, initial) | ({} if bounds is None else {BATCH: 1})
     found = output_dtypes(scan, inputs, dtype)
-    shapes = [[1 if d == "1" else sizes[d] for d in o.dims] for o in scan.outputs]
+    rows = sizes if bounds is None else sizes | {BATCH: bounds.numel() - 1}  # of outputs without time
+    shapes = [
+        [1 if d == "1" else (sizes if TIME in o.dims else rows)[d] for d in o.dims] for o in scan.outputs
+    ]
     shown = [inputs[0].new_empty(shape, dtype=d) for shape, d in zip(shapes, found, strict=True)]
     dtypes_of = dict(zip((s.name for s in scan.states), state_dtypes(scan, inputs, dtype), strict=True))
     of_state = dict(zip(dtypes_of, initial, strict=True))
     finals = [x0.new_empty(x0.shape, dtype=dtypes_of[n]) for n, x0 in of_state.items()]
     names = kept_states(scan, found, dtype) if keep else []
-    kept = [of_state[n].new_empty((sizes[TIME], *of_state[n].shape), dtype=dtypes_of[n]) for n in names]
+    kept = [
+        of_state[n].new_empty(
+            [sizes[TIME], *(sizes[a] for a in scan.order(scan.state(n).axes))], dtype=dtypes_of[n]
+        )
+        for n in names
+    ]
     return [*shown, *finals, *kept]
 
 

@@ -17,10 +17,14 @@ import torch
 
 from scanforge import dtypes, pipeline
 from scanforge.adjoint import Adjoint
-from scanforge.ir.scan import Scan, load
+from scanforge.batched import batched
+from scanforge.ir.scan import BATCH, Scan, load
 from scanforge.launch import Options, kept_states, output_dtypes
 from scanforge.library import define
+from scanforge.packed import states_before as packed_states_before
+from scanforge.packed import summed
 from scanforge.plan import state_outputs
+from scanforge.tangent import tangent
 
 Tensor = torch.Tensor
 _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -48,12 +52,17 @@ def apply(
     scan = load(text)
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *initial))
     call = Call(text, len(inputs), options, keep, bounds)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not _transformed():
         results = _call_op(call, [*inputs, *initial])
     else:
         results = list(_ScanFunction.apply(call, *inputs, *initial))  # type: ignore[no-untyped-call]
     n, k = len(scan.outputs), len(scan.states)
     return results[:n], results[n : n + k]
+
+
+def _transformed() -> bool:
+    """Whether torch.func transforms what runs here: its rules hang on the autograd.Function."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def _call_op(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -92,6 +101,27 @@ class _ScanFunction(torch.autograd.Function):
             *(x for x in output[shown:] if x.is_floating_point()),
         )
         ctx.save_for_backward(*tensors, *output[: len(scan.outputs)], *output[shown:])
+        ctx.save_for_forward(*tensors, *output[: len(scan.outputs)], *output[shown:])
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        first = [x if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims[1:], strict=True)]
+        flags = tuple(d is not None for d in in_dims[1:])
+        n = call.inputs
+        initial = [
+            x if has else x.expand(info.batch_size, *x.shape)
+            for x, has in zip(first[n:], flags[n:], strict=True)
+        ]
+        text = batched(call.text, flags[:n])
+        outputs, finals = apply(text, first[:n], initial, call.options, call.bounds)
+        results = (*outputs, *finals)  # what is kept besides is for a backward pass outside of torch.func
+        return results, (0,) * len(results)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _tangents(ctx.call, list(ctx.saved_tensors), list(tangents))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
@@ -118,7 +148,7 @@ def _gradients(
     start = {s.name: x0 for s, x0 in zip(scan.states, initial, strict=True)}
     seeds = [_seed(of_state.get(state), start[state]) for state in order]
     seen = {name: g for output, name in derived.cotangents if (g := of_output[output]) is not None}
-    if call.options.backend == "triton" and not torch.is_grad_enabled():
+    if call.options.backend == "triton" and not torch.is_grad_enabled() and not _transformed():
         gradients, ends = _one_kernel(
             call, wanted, derived, inputs, results[len(scan.outputs) :], seen, seeds
         )
@@ -132,6 +162,12 @@ def _gradients(
             text, [given[i.name] for i in derived.scan.inputs], seeds, options, call.bounds
         )
     found = dict(zip((i for i, _ in derived.gradients), gradients, strict=True))
+    if call.bounds is not None:
+        rows = {
+            i.name: t.shape[i.dims.index(BATCH)] if BATCH in i.dims else 1
+            for i, t in zip(scan.inputs, inputs, strict=True)
+        }
+        found = {n: summed(scan.input(n).dims, g, rows[n]) for n, g in found.items()}
     mu = dict(zip(order, ends, strict=True))
     by_state = [mu.get(s.name) if need else None for s, need in zip(scan.states, needs[n:], strict=True)]
     return [*(found.get(i.name) for i in scan.inputs), *by_state]
@@ -166,6 +202,39 @@ def _one_kernel(
     return results[:n], results[n:]
 
 
+def _tangents(call: Call, saved: list[Tensor], tangents: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The tangents of outputs and final states; of what is kept besides there are none."""
+    scan = load(call.text)
+    n, k = call.inputs, len(scan.states)
+    inputs, initial, results = saved[:n], saved[n : n + k], saved[n + k :]
+    of_input = {i.name: t for i, t in zip(scan.inputs, tangents[:n], strict=True) if t is not None}
+    of_state = dict(zip((s.name for s in scan.states), tangents[n:], strict=True))
+    start = {s.name: x0 for s, x0 in zip(scan.states, initial, strict=True)}
+    derived = tangent(
+        call.text,
+        frozenset(of_input),
+        tuple(dtypes.name(t.dtype) for t in inputs),
+        tuple(dtypes.name(d) for d in output_dtypes(scan, inputs, call.options.dtype)),
+        tuple(dtypes.name(x.dtype) for x in initial),
+    )
+    given = dict(zip((i.name for i in scan.inputs), inputs, strict=True))
+    given |= {name: of_input[i] for i, name in derived.inputs}
+    if derived.states_before:
+        states, _ = apply(pipeline.states_before(call.text), inputs, initial, call.options, call.bounds)
+        by_state = dict(zip((s.name for s in scan.states), states, strict=True))
+        given |= {name: by_state[state] for state, name in derived.states_before}
+    named = dict(derived.states)
+    seeds = [_seed(of_state[state], start[state]) for state in named]
+    shown, ends = apply(
+        derived.text, [given[i.name] for i in derived.scan.inputs], seeds, call.options, call.bounds
+    )
+    moved = dict(zip((o.name for o in derived.scan.outputs), shown, strict=True))
+    of_output, final = dict(derived.outputs), dict(zip(named, ends, strict=True))
+    shown_tangents = [moved.get(of_output.get(o.name, "")) for o in scan.outputs]
+    rest = len(results) - len(scan.outputs)
+    return (*shown_tangents, *(final.get(s.name) for s in scan.states), *((None,) * rest))
+
+
 def _seed(cotangent: Tensor | None, x0: Tensor) -> Tensor:
     """The adjoint's initial state: the final state's cotangent."""
     return torch.zeros_like(x0) if cotangent is None else cotangent.to(x0.dtype)
@@ -185,6 +254,11 @@ def _states_before(
     states = {}
     for s, x0 in zip(scan.states, initial, strict=True):
         after = kept[s.name] if s.name in kept else _in_scan_order(scan, shown[held[s.name]], held[s.name])
+        if call.bounds is not None:
+            states[s.name] = packed_states_before(
+                scan, s, after, x0, call.bounds, reverse=call.options.reverse
+            )
+            continue
         first = x0[None].to(after.dtype)
         parts = (after[1:], first) if call.options.reverse else (first, after[:-1])
         states[s.name] = torch.cat(parts) if after.shape[0] else after

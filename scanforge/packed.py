@@ -10,7 +10,7 @@ import torch
 
 from scanforge.declare import Declaration
 from scanforge.errors import ArgumentError, DeviceError, ShapeError
-from scanforge.ir.scan import TIME, Scan, is_batch
+from scanforge.ir.scan import BATCH, TIME, Scan, State
 from scanforge.recurrence import Fused
 
 Tensor = torch.Tensor
@@ -20,7 +20,10 @@ Run = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 def check_bounds(
     declared: Declaration | Fused, cu_seqlens: Any, steps: int, batch: Sequence[int], device: torch.device
 ) -> Tensor:
-    """The bounds of packed sequences: 0, then where each ends. A GPU's are not looked at: that would wait."""
+    """The bounds of packed sequences: 0, then where each ends.
+
+    A GPU's are not looked at, for that would wait; nor are a compiler's, which have no values.
+    """
     where = f"{declared.name}: cu_seqlens"
     write = "write cu_seqlens=torch.tensor([0, 5, 9]) for sequences of 5 and of 4 steps"
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in {torch.int32, torch.int64}:
@@ -37,7 +40,7 @@ def check_bounds(
             f"{where} packs sequences into a batch of one, and the batch is {tuple(batch)}: put them "
             f"behind each other in time, in tensors of shape (1, {steps}, ...)."
         )
-    if not cu_seqlens.is_cuda:
+    if not cu_seqlens.is_cuda and not torch.compiler.is_compiling():
         ends = cu_seqlens.tolist()
         if ends[0] != 0 or ends[-1] != steps or any(b < a for a, b in pairwise(ends)):
             raise ArgumentError(
@@ -53,7 +56,7 @@ def one_by_one(
     """A packed call as calls of its sequences: the meaning of packing, differentiable as they are.
 
     Tensors over time hold all sequences behind each other; what has the batch axis alone holds one row for
-    each, or one for all.
+    each, or one for all. An output of the batch axis alone has a row for each sequence.
     """
     parts = [
         run(
@@ -63,11 +66,13 @@ def one_by_one(
         for k, (first, last) in enumerate(pairwise(bounds))
     ]
     outputs = [
-        torch.cat(list(ys), o.dims.index(TIME)) if TIME in o.dims else torch.stack(list(ys)).sum(0)
+        torch.cat(list(ys), o.dims.index(TIME if TIME in o.dims else BATCH))
+        if TIME in o.dims or BATCH in o.dims
+        else torch.stack(list(ys)).sum(0)
         for o, *ys in zip(scan.outputs, *(p[0] for p in parts), strict=True)
     ]
     finals = [
-        torch.cat(list(xs), _batch(scan.order(s.axes)))
+        torch.cat(list(xs), scan.order(s.axes).index(BATCH))
         for s, *xs in zip(scan.states, *(p[1] for p in parts), strict=True)
     ]
     return outputs, finals
@@ -80,10 +85,25 @@ def _part(dims: Sequence[str], x: Tensor, k: int, first: int, last: int) -> Tens
 
 
 def _row(dims: Sequence[str], x: Tensor, k: int) -> Tensor:
-    at = _batch(dims)
+    at = dims.index(BATCH) if BATCH in dims else -1
     return x.narrow(at, k, 1) if at >= 0 and x.shape[at] != 1 else x
 
 
-def _batch(dims: Sequence[str]) -> int:
-    """Where the batch axis is, -1 if there is none."""
-    return next((i for i, d in enumerate(dims) if is_batch(d)), -1)
+def summed(dims: Sequence[str], x: Tensor, rows: int = 1) -> Tensor:
+    """A tensor of these dims with that many rows: a sum over sequences if they share one and x has more."""
+    if TIME in dims or BATCH not in dims or rows != 1:
+        return x
+    at = dims.index(BATCH)
+    return x if x.shape[at] == 1 else x.sum(at, keepdim=True)
+
+
+def states_before(
+    scan: Scan, state: State, after: Tensor, initial: Tensor, bounds: Tensor, *, reverse: bool
+) -> Tensor:
+    """The state before each step of packed sequences, from those after each and those before the first."""
+    at, steps = scan.order(state.axes).index(BATCH), torch.arange(after.shape[0], device=after.device)
+    sequence = torch.searchsorted(bounds[1:], steps, right=True)  # of empty ones, none has a step
+    first = steps == (bounds[1:][sequence] - 1 if reverse else bounds[sequence])
+    entering = initial.to(after.dtype).index_select(at, sequence).movedim(at, 0).unsqueeze(at + 1)
+    moved = torch.cat([after[1:], after[-1:]] if reverse else [after[:1], after[:-1]])
+    return torch.where(first.view(-1, *[1] * (after.ndim - 1)), entering, moved)

@@ -145,9 +145,7 @@ class Form:
     @property
     def recurrence(self) -> type[sf.Recurrence]:
         """The declaration; never held by a layer, so that layers can be pickled."""
-        tied = TiedKeys if self.keys == "tied" else FreeKeys
-        base = tied if self.decay == "key" else ValueDecay
-        return _variant(base, self.activation, self.k**-0.5 if self.scale is None else float(self.scale))
+        return _recurrence(self)
 
     @property
     def state(self) -> tuple[int, int, int]:
@@ -170,3 +168,14 @@ def head_size(where: str, expand: tuple[str, float], width: int) -> int:
             f"choose a multiple of 1/{width}."
         )
     return size
+
+
+def _recurrence(form: Form) -> type[sf.Recurrence]:
+    """The declaration of a form: an argument that Dynamo takes for a constant."""
+    tied = TiedKeys if form.keys == "tied" else FreeKeys
+    base = tied if form.decay == "key" else ValueDecay
+    return _variant(base, form.activation, form.k**-0.5 if form.scale is None else float(form.scale))
+
+
+# No graph can make a class. What torch.compiler.assume_constant_result writes, which imports the compiler.
+_recurrence._dynamo_marked_constant = True  # type: ignore[attr-defined]

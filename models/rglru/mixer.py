@@ -110,7 +110,7 @@ class RGLRUMixer(Mixer):
     @property
     def recurrence(self) -> type[sf.Recurrence]:
         """The declaration that the layer scans."""
-        return declared(self.c, self.parts.gelu, self.parts.unit_start)
+        return _recurrence(self.parts)
 
     @property
     def decay(self) -> Tensor:
@@ -177,3 +177,12 @@ class RGLRUMixer(Mixer):
             "conv_state": (batch, width, self.parts.keep), "lrnn_state": (batch, width, 1),
         }  # fmt: skip
         return {**shapes, "started": (batch, 1)} if self.parts.unit_start else shapes
+
+
+def _recurrence(parts: Parts) -> type[sf.Recurrence]:
+    """The declaration for these options: an argument that Dynamo takes for a constant."""
+    return declared(parts.c, parts.gelu, parts.unit_start)
+
+
+# No graph can make a class. What torch.compiler.assume_constant_result writes, which imports the compiler.
+_recurrence._dynamo_marked_constant = True  # type: ignore[attr-defined]

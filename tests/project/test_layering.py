@@ -15,12 +15,12 @@ VOCABULARY = ["errors", "dtypes", "ir"]
 # From the user's class down to the shell: each may import what stands before it. `pipeline` composes the
 # pure stages above it; what runs and reports stands below and calls it.
 STAGES = [
-    "maths", "fields", "declare", "operators", "recurrence", "captured", "compose", "prune", "trace",
-    "pieces", "trace_recurrence", "cache", "sampling", "laws", "vjp", "segments", "narrow", "schedule",
-    "waves", "affine", "adjoint", "facts", "backend", "call", "call_recurrence", "example", "packed", "plan",
-    "emit", "pipeline", "launch", "prepared", "boundaries", "views", "work", "split", "refill",
-    "packed_work", "launch_triton", "tune",
-    "library", "op", "validate", "report", "api", "tools", "distributed", "cli", "__init__",
+    "maths", "fields", "declare", "operators", "recurrence", "compiled", "captured", "compose", "prune",
+    "trace", "pieces", "trace_recurrence", "cache", "sampling", "laws", "vjp", "segments", "batched",
+    "narrow", "schedule", "waves", "affine", "adjoint", "facts", "backend", "call", "call_recurrence",
+    "example", "packed", "plan", "emit", "pipeline", "tangent", "launch", "prepared", "boundaries", "views",
+    "work", "split", "refill", "packed_work", "launch_triton", "tune", "library", "op", "ops", "validate",
+    "report", "api", "tools", "distributed", "cli", "__init__",
 ]  # fmt: skip
 
 # Only an alias of the shipped layers; nothing in the compiler knows it.
