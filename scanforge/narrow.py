@@ -2,9 +2,9 @@
 
 Products are taken narrow axes first: (dt B) u is (dt u) B, one product less for each entry of B's own axis. A
 factor that lacks the axes of a sum is taken out of it. The pairs of factors that most products have are taken
-once. exp(x y), where y does not change over time, is 2 to
-the power of x times y log2 e, which is a product less at every step. expm1(x) is taken from exp(x), and that
-from the square of exp(x / 2) where the step needs it anyway.
+once. exp(x y), where y does not change over time, is 2 to the power of x times y log2 e, which is a product
+less at every step. expm1(x) is taken from exp(x), and that from the square of exp(x / 2) where the step needs
+it anyway.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ Terms = tuple[float, tuple[str, ...]]  # a product: its number, and its other fa
 
 @dataclass(frozen=True, slots=True)
 class _Powers:
-    """Every float variable as a product, and which products a program takes exp of."""
+    """Products and powers of a program."""
 
-    terms: dict[str, Terms]
-    of: dict[Terms, str]
+    terms: dict[str, Terms]  # every variable as a product
+    of: dict[Terms, str]  # a product that exp is taken of -> its variable
 
 
 def _powers(program: Program) -> _Powers:

@@ -169,7 +169,8 @@ def whole_axes(scan: Scan, program: Program, within: frozenset[str]) -> frozense
 def together(program: Program, other: Program) -> Program:
     """Both steps in one, on the same inputs: a line that both need is computed once."""
     builder = Builder(program.name, program.axes, where="")
-    inputs = {v.name: builder.input(v.name, v.kind, v.axes) for v in {*program.inputs, *other.inputs}}
+    every = dict.fromkeys([*program.inputs, *other.inputs])  # in order, so that the text is always the same
+    inputs = {v.name: builder.input(v.name, v.kind, v.axes) for v in every}
     made = [builder.inline(p, {v.name: inputs[v.name] for v in p.inputs}) for p in (program, other)]
     return check_program(tidy(builder.finish(made[0] | made[1])))
 

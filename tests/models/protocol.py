@@ -77,6 +77,23 @@ def in_pieces(layer: Mixer, x: Tensor, cuts: Sequence[int], state: State = None)
     return torch.cat(parts, 1), state
 
 
+def check_token_pieces(lm: Any, tokens: Tensor, cuts: Sequence[int], whole: Tensor, after: State) -> None:
+    """The logits and the state of one run from pieces of these lengths; no piece changes a given state."""
+    parts, state, at = [], lm.initial_state(tokens.shape[0]), 0
+    for n in cuts:
+        kept, before = rows(state, torch.clone), state
+        if n == 1:
+            logits, state = lm.step(tokens[:, at], state)
+            parts.append(logits[:, None])
+        else:
+            logits, state = lm(tokens[:, at : at + n], state=state, return_state=True)
+            parts.append(logits)
+        assert_states(before, kept, rtol=0, atol=0)
+        at += n
+    torch.testing.assert_close(torch.cat(parts, 1), whole, **TIGHT)
+    assert_states(state, after)
+
+
 def check_chunks_and_steps(make: Make) -> None:
     """Requirement 37: any mix of prefill, steps and chunks is one run; a given state does not change."""
     layer = make()

@@ -13,7 +13,7 @@ from models.lm import ResidualLayer, ResidualStack
 from tests.catalogue import chance, generator
 from tests.models import protocol
 from tests.models.average import Average
-from tests.models.protocol import TIGHT, assert_states, refused, rows
+from tests.models.protocol import TIGHT, assert_states, check_token_pieces, refused, rows
 
 F64 = torch.float64
 VOCABULARY = 11
@@ -81,19 +81,7 @@ def test_req37_chunks_and_steps_are_one_run(cuts):
     lm, tokens = model(), drawn(2, 12)
     whole, after = lm(tokens, return_state=True)
     assert torch.equal(lm(tokens), whole)
-    parts, state, at = [], lm.initial_state(2), 0
-    for n in cuts:
-        kept, before = rows(state, torch.clone), state
-        if n == 1:
-            logits, state = lm.step(tokens[:, at], state)
-            parts.append(logits[:, None])
-        else:
-            logits, state = lm(tokens[:, at : at + n], state=state, return_state=True)
-            parts.append(logits)
-        assert_states(before, kept, rtol=0, atol=0)
-        at += n
-    torch.testing.assert_close(torch.cat(parts, 1), whole, **TIGHT)
-    assert_states(state, after)
+    check_token_pieces(lm, tokens, cuts, whole, after)
 
 
 def test_resets_and_packed_sequences_are_separate_runs():

@@ -12,7 +12,7 @@ from models import HGRN2, RGLRU, MinMaxNeuron, MultiScaleSSM, RecurrentBlock, Re
 from models.mixer import set_backend, tensors
 from models.named import MIXERS
 from tests.catalogue import chance, generator
-from tests.models.protocol import TIGHT, assert_states, refused, rows, seeded
+from tests.models.protocol import TIGHT, assert_states, check_token_pieces, refused, rows, seeded
 
 VOCABULARY = 11
 CLASSES = {
@@ -60,19 +60,7 @@ def test_req37_chunks_and_steps_are_one_run(lm: RecurrentLM):
     tokens = drawn(2, 17)
     whole, after = lm(tokens, return_state=True)
     for cuts in ([1] * 17, [7, 1, 9], [16, 1], [0, 4, 1, 1, 11]):
-        parts, state, at = [], lm.initial_state(2), 0
-        for n in cuts:
-            kept, before = rows(state, torch.clone), state
-            if n == 1:
-                logits, state = lm.step(tokens[:, at], state)
-                parts.append(logits[:, None])
-            else:
-                logits, state = lm(tokens[:, at : at + n], state=state, return_state=True)
-                parts.append(logits)
-            assert_states(before, kept, rtol=0, atol=0)
-            at += n
-        torch.testing.assert_close(torch.cat(parts, 1), whole, **TIGHT)
-        assert_states(state, after)
+        check_token_pieces(lm, tokens, cuts, whole, after)
 
 
 def test_resets_and_packed_sequences_are_separate_runs(lm: RecurrentLM):

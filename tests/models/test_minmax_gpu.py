@@ -104,4 +104,4 @@ def test_req37_steps_and_chunks(version):
     whole = model(x)
     for cuts in ([1] * 40, [7, 1, 32], [39, 1]):
         torch.testing.assert_close(in_pieces(model, x, cuts)[0], whole, rtol=1e-5, atol=1e-5)
-    assert sf.last_run().backend == "triton"
+    assert sf.last_run().plan.backend == "triton"

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 import scanforge as sf
-from models.mixer import set_backend, tensors
 from models.ssm import Euler, GroupedEuler, GroupedZeroOrderHold, MultiScaleSSM, SelectiveSSM, ZeroOrderHold
 from tests.catalogue import generator
-from tests.models.protocol import in_pieces
-from tests.tolerances import TOLERANCES, assert_close, err
+from tests.models.on_gpu import check_as_good_as_on_the_reference, check_steps_and_chunks
+from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.gpu
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
@@ -57,41 +56,17 @@ LAYERS = {
 }
 
 
-def outcome(build, dtype: torch.dtype, backend: str) -> list[Tensor]:
-    """y, the state and the gradients of x and of every parameter."""
-    torch.manual_seed(0)
-    layer = build().to(BF16).to("cuda", dtype)
-    set_backend(layer, backend)
-    x = torch.randn(2, 130, 48, generator=generator(2)).to(BF16).to("cuda", dtype).requires_grad_()
-    mask = torch.arange(130, device="cuda") >= torch.tensor([[0], [7]], device="cuda")
-    reset = torch.arange(130, device="cuda").eq(61).expand(2, 130)
-    y, state = layer(x, return_state=True, mask=mask, reset=reset)
-    (y.sin().sum() + sum(s.sum() for s in tensors(state))).backward()
-    return [y, *tensors(state), x.grad, *(p.grad for p in layer.parameters())]
-
-
 @pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_layers_are_as_good_as_on_the_reference(build, dtype):
-    """What a layer loses in 16 bits torch's projections lose; kernels add what the table allows."""
-    truth = outcome(build, F64, "reference")
-    got, reference = outcome(build, dtype, "triton"), outcome(build, dtype, "reference")
-    for x, y, want in zip(got, reference, truth, strict=True):
-        assert x.dtype == y.dtype
-        assert err(x, want) <= err(y, want) + TOLERANCES[dtype, "gradient"].value
+    check_as_good_as_on_the_reference(build, dtype)
 
 
 @pytest.mark.parametrize(
     "build", [LAYERS["multiscale"], LAYERS["selective"]], ids=["multiscale", "selective"]
 )
 def test_req37_steps_and_chunks_on_a_gpu(build):
-    torch.manual_seed(0)
-    layer = build().cuda()
-    x = torch.randn(2, 40, 48, device="cuda")
-    whole = layer(x)
-    for cuts in ([1] * 40, [7, 1, 32], [39, 1]):
-        torch.testing.assert_close(in_pieces(layer, x, cuts)[0], whole, rtol=1e-5, atol=1e-5)
-    assert sf.last_run().plan.backend == "triton"
+    check_steps_and_chunks(build)
 
 
 @pytest.mark.parametrize("build", [MultiScaleSSM, SelectiveSSM])
