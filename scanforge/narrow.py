@@ -63,11 +63,11 @@ class _Narrowing:
         """The product: common pairs first, then as `product` does."""
         left = list(factors)
         for (a, b), pair in self.pairs.items():
-            named = {self.origin.get(f.var.name): f for f in left}
-            if a in named and b in named and named[a] is not named[b]:
-                left = [f for f in left if f is not named[a] and f is not named[b]]
-                left.append(named[a] * named[b])
-                self.origin[left[-1].var.name] = pair
+            at = {self.origin.get(f.var.name): i for i, f in enumerate(left)}
+            if a in at and b in at:
+                joined = left[at[a]] * left[at[b]]
+                left = [f for i, f in enumerate(left) if i not in {at[a], at[b]}] + [joined]
+                self.origin[joined.var.name] = pair
         return product(left)
 
     def factors_of(self, name: str) -> list[Value]:

@@ -40,6 +40,8 @@ def test_every_row_at_edges(name):
     tensors = [x.to(F32) if x.is_floating_point() else x for x in columns(kinds)]
     if name == "gelu":  # torch's is NaN at infinity
         tensors = [x[x.abs() < float("inf")] for x in tensors]
+    if name == "expm1_of":  # its second operand is exp of the first
+        tensors[1] = tensors[0].exp()
     made = derivatives(name, kinds)
     given = {f"x{i}": x.cuda() for i, x in enumerate(tensors)}
     given["g"] = torch.ones_like(tensors[0], dtype=F32).cuda()

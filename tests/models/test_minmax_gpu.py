@@ -21,8 +21,8 @@ SIZES = {"0.3.0": {"conv_type": "basic"}, "0.1.0": {"conv_type": "gated"}}
 
 
 def drawn(dtype, *shape, seed=0):
-    """Numbers of 16 bits at most, so that every dtype computes with the same, ties included."""
-    return torch.randn(shape, generator=generator(seed)).to(BF16).to(DEVICE, dtype).requires_grad_()
+    """Numbers that both kinds of 16 bits have, so that every dtype computes with the same, ties included."""
+    return torch.randn(shape, generator=generator(seed)).to(F16).to(BF16).to(DEVICE, dtype).requires_grad_()
 
 
 def flags(batch, steps):

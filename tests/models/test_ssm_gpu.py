@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -69,14 +71,21 @@ def test_req37_steps_and_chunks_on_a_gpu(build):
     check_steps_and_chunks(build)
 
 
-@pytest.mark.parametrize("build", [MultiScaleSSM, SelectiveSSM])
+@pytest.mark.parametrize(
+    "build", [partial(MultiScaleSSM, 64, 2), partial(SelectiveSSM, 64)], ids=["multiscale", "selective"]
+)
 def test_no_tensor_holds_all_states(build):
-    """Both passes together take less memory than all states of one pass would."""
-    layer = build(64).cuda()
-    x = torch.randn(1, 8192, 64, device="cuda", requires_grad=True)
-    layer(x).sum().backward()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    layer(x).sum().backward()
-    states = 4 * 8192 * layer.d_inner * layer.d_state
-    assert torch.cuda.max_memory_allocated() - before < states
+    """What 30 more states a channel add to the peak of both passes is less than half of these states."""
+
+    def peak(states: int) -> tuple[int, int]:
+        layer = build(states).cuda()
+        x = torch.randn(1, 8192, 64, device="cuda", requires_grad=True)
+        layer(x).sum().backward()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        layer(x).sum().backward()
+        held = 4 * 8192 * layer.d_inner * layer.d_state
+        return torch.cuda.max_memory_allocated() - before, held
+
+    (few, held), (many, all_held) = peak(2), peak(32)
+    assert many - few < (all_held - held) / 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import reduce
+from operator import mul
 
 import pytest
 import torch
@@ -151,6 +153,30 @@ def test_random_products(program, seed):
     before, after = run(program, given), run(narrowed(program), given)
     for name, x in before.items():
         torch.testing.assert_close(*torch.broadcast_tensors(after[name], x), rtol=1e-8, atol=1e-8)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=2, max_size=6))
+def test_products_of_the_same_factors_many_times(powers):
+    """Squares and cubes among products that share pairs: no factor gets lost."""
+
+    def outputs(builder, u, z, B, A, w):
+        factors = (u, z, u.call("tanh"), z.call("tanh"))
+        return {f"y{i}": reduce(mul, (factors[k] for k in ks)) for i, ks in enumerate(powers)}
+
+    program = build(outputs)
+    assert_same_values(program, narrowed(program))
+
+
+def test_the_slope_of_a_cube_keeps_its_square():
+    """Three terms g² z x, of a product with a pair that each of them has."""
+
+    def outputs(builder, u, z, B, A, w):
+        term = 0.1 * u * u * (z * w)
+        return {"x": term + term + u * (z * w) * u, "y": z * w * u.call("tanh")}
+
+    program = build(outputs)
+    assert_same_values(program, narrowed(program))
 
 
 def ops(program: Program) -> Counter[str]:
