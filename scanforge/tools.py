@@ -13,7 +13,7 @@ from scanforge.errors import ArgumentError
 from scanforge.example import SMALL, USUAL, Shapes, example
 from scanforge.pipeline import kernel_source
 from scanforge.recurrence import Recurrence, declared_of
-from scanforge.report import explain_text, show_report
+from scanforge.report import sections, show_report
 from scanforge.validate import Report, validate
 
 Declared = type[Operator] | type[Recurrence]
@@ -57,7 +57,7 @@ def explain(
           element r: float, identity inf
     """
     found = example(operator, shapes, sizes, USUAL)
-    return explain_text(found, operator.__doc__ or "", _dtype(operator, dtype))
+    return "\n\n".join(map(str, sections(found, operator.__doc__ or "", _dtype(operator, dtype))))
 
 
 def source(

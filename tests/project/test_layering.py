@@ -20,7 +20,7 @@ STAGES = [
     "narrow", "schedule", "waves", "affine", "adjoint", "facts", "backend", "call", "call_recurrence",
     "example", "packed", "plan", "emit", "pipeline", "tangent", "launch", "prepared", "boundaries", "views",
     "work", "split", "refill", "packed_work", "launch_triton", "tune", "library", "op", "ops", "validate",
-    "report", "api", "tools", "distributed", "cli", "__init__",
+    "planned", "report", "show", "api", "tools", "distributed", "cli", "__init__",
 ]  # fmt: skip
 
 # Only an alias of the shipped layers; nothing in the compiler knows it.
