@@ -59,7 +59,7 @@ def planned(text: str, sizes: dict[str, int], dtype: torch.dtype) -> Planned:
     outputs = [dtype if o.kind == "float" else torch.int64 for o in scan.outputs]
     stored = kept_states(scan, outputs, computed)
     tiles = {down: _tile(text, sizes, dtype, chosen.chunks, down=down) for down in (False, True)}
-    held = tiles[True] if isinstance(tiles[True], Held) else Held()
+    held = walked if isinstance(walked := tiles[True], Held) else Held()
     return Planned(
         sizes=sizes,
         dtype=dtype,
