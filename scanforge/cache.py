@@ -1,12 +1,12 @@
 """Text -> module: generated code is compiled once, and its lines show in tracebacks.
 
-Triton reads a kernel's text back from its file, so a kernel's module is a file in a folder of the user's own.
-What takes long to find out of a text is kept beside them, for later processes.
+What runs is the text in memory, never what a file says: a kernel's file, in a folder private to the user,
+is for people, profilers and debuggers. What takes long to find out of a text is kept beside it for later
+processes, each entry with a hash of its content. Files appear whole or not at all.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import linecache
 import os
@@ -14,6 +14,7 @@ import tempfile
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from scanforge.errors import BackendError
@@ -22,61 +23,73 @@ from scanforge.errors import BackendError
 @lru_cache(maxsize=1024)
 def load_module(source: str) -> dict[str, Any]:
     """The names that a generated module defines."""
-    name = f"<scanforge {sha256(source.encode()).hexdigest()[:12]}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    namespace: dict[str, Any] = {"__name__": name}
-    exec(compile(source, name, "exec"), namespace)
-    return namespace
-
-
-def folder() -> Path:
-    """Where kernels' modules lie: SCANFORGE_CACHE, or a folder in the user's cache; private to its owner."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(os.environ.get("SCANFORGE_CACHE") or Path(home) / "scanforge")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    owner = path.lstat()
-    if path.is_symlink() or owner.st_uid != os.getuid() or owner.st_mode & 0o077:
-        raise BackendError(
-            f"The cache folder {path} is not private to this user, and it holds code that runs: "
-            f"write chmod 700 {path}, or name another folder in SCANFORGE_CACHE."
-        )
-    return path
+    name = f"<scanforge {_hash(source)[:12]}>"
+    return vars(_module(name, name, source))
 
 
 @lru_cache(maxsize=1024)
-def load_kernel_module(source: str) -> Any:
-    """The module of a kernel's text, in a file named after its content and compared with it before use."""
-    name = f"scanforge_{sha256(source.encode()).hexdigest()[:24]}"
+def load_kernel_module(source: str) -> ModuleType:
+    """The module of a kernel's text, whose file is named after its content.
+
+    A file that says something else is written anew. Without room for it the text is in memory alone.
+    """
+    name = f"scanforge_{_hash(source)[:24]}"
     path = folder() / f"{name}.py"
-    if not path.exists() or path.read_text(encoding="utf-8") != source:
+    if _read(path) != source:
         _write(path, source)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    return _module(name, str(path), source)
+
+
+def _module(name: str, file: str, source: str) -> ModuleType:
+    """Lines without a time of change are never read again from a file, by Triton neither."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    module = ModuleType(name)
+    module.__file__ = file
+    exec(compile(source, file, "exec"), vars(module))
     return module
+
+
+def folder() -> Path:
+    """Where files lie: SCANFORGE_CACHE, or a folder in the user's cache; private to its owner."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(os.environ.get("SCANFORGE_CACHE") or Path(home) / "scanforge")
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        if not os.path.lexists(path):
+            return path  # on a disk that is read-only or full; then nothing is kept
+    owner = path.lstat()
+    if not path.is_dir() or path.is_symlink() or owner.st_uid != os.getuid() or owner.st_mode & 0o077:
+        raise BackendError(
+            f"The cache folder {path} is not a folder private to this user, and what lies in it is believed: "
+            f"write chmod 700 {path} if it is yours, or name another folder in SCANFORGE_CACHE."
+        )
+    return path
 
 
 def recall(kind: str, text: str) -> Any:
     """What this very code has kept for a text, or None; also where no folder is private to the user."""
     try:
-        kept = json.loads(_place(kind, text).read_text(encoding="utf-8"))
-    except (OSError, BackendError, ValueError):
+        digest, _, content = (_read(_place(kind, text)) or "").partition("\n")
+    except BackendError:
         return None
+    if digest != _hash(content):
+        return None
+    kept = json.loads(content)
     return kept["found"] if kept["text"] == text else None
 
 
 def keep(kind: str, text: str, found: Any) -> None:
     """Keep what was found out of a text, as JSON. Without a folder to write to it is found out again."""
+    content = json.dumps({"text": text, "found": found})
     try:
-        _write(_place(kind, text), json.dumps({"text": text, "found": found}))
-    except (OSError, BackendError):
+        _write(_place(kind, text), f"{_hash(content)}\n{content}")
+    except BackendError:
         return
 
 
 def _place(kind: str, text: str) -> Path:
-    name = sha256(f"{_code()} {text}".encode()).hexdigest()[:24]
-    return folder() / f"{kind}_{name}.json"
+    return folder() / f"{kind}_{_hash(f'{_code()} {text}')[:24]}.json"
 
 
 @lru_cache(maxsize=1)
@@ -89,8 +102,27 @@ def _code() -> str:
     return found.hexdigest()
 
 
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _read(path: Path) -> str | None:
+    """A file's text; None if there is none, or none that is text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def _write(path: Path, text: str) -> None:
-    """A whole file at once, whoever else writes the same."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    Path(file.name).replace(path)
+    """A whole file at once, whoever else writes the same; no file where there is no room for it."""
+    try:
+        number, part = tempfile.mkstemp(prefix=".", dir=path.parent)
+    except OSError:
+        return
+    try:
+        with open(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(part).replace(path)
+    except OSError:
+        Path(part).unlink(missing_ok=True)
