@@ -1,15 +1,19 @@
-"""The same from a shell: scanforge check|explain|source module:Name [b=8 t=2048 d=2048]."""
+"""The same from a shell: scanforge check|explain|source module:Name [b=8 t=2048 d=2048], and selfcheck."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
+from scanforge import selfcheck as checks
 from scanforge import tools
 from scanforge.errors import DeclarationError, ScanforgeError
 
@@ -45,6 +49,36 @@ def source(
     sizes = _parsed([w for w in words if w not in named])
     options: dict[str, Any] = {"backend": backend, "lowering": lowering, "dtype": dtype}
     typer.echo(tools.source(load(target), named[0], **options, **sizes))
+
+
+@app.command()
+def selfcheck(
+    targets: Annotated[list[str] | None, typer.Argument(help="module:Name, or nothing for all")] = None,
+    backend: str | None = None,
+) -> None:
+    """Hold all that ships against a loop in float64 on this machine; exit 1 if a kernel is wrong.
+
+    A GPU runs its kernels, a CPU the reference, and small kernels in Triton's interpreter if Triton is there.
+    """
+    declared = [load(target) for target in targets or []] or checks.shipped()
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    gpu = torch.cuda.is_available() and backend != "reference" and not interpreted
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+    typer.echo(checks.machine(device))
+    rows = checks.run(declared, backend or ("triton" if gpu else "reference"), device)
+    right = all(row.ok for row in rows)
+    if not gpu and backend is None and importlib.util.find_spec("triton") is not None:
+        command = [
+            sys.executable,
+            "-m",
+            "scanforge.cli",
+            "selfcheck",
+            *(targets or []),
+            "--backend",
+            "triton",
+        ]
+        right &= subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}).returncode == 0
+    raise typer.Exit(0 if right else 1)
 
 
 def load(target: str) -> Any:

@@ -77,3 +77,11 @@ def test_command_is_declared(wheel: Path):
     archive = zipfile.ZipFile(wheel)
     [entry] = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
     assert "scanforge = scanforge.cli:main" in archive.read(entry).decode()
+
+
+def test_installed_wheel_checks_itself(installed: Path, tmp_path: Path):
+    """The reference here, and kernels in Triton's interpreter in a process of their own."""
+    targets = ["scanforge.operators:MinMax", "scanforge.models.rglru.recurrence:RGLRUScan"]
+    shown = run_python("-m", "scanforge.cli", "selfcheck", *targets, cwd=tmp_path, path=installed)
+    assert "reference on cpu: ok" in shown
+    assert "triton on cpu in its interpreter: ok" in shown

@@ -1,0 +1,240 @@
+"""Whether what ships is right on this machine: every operator and recurrence against the loop in float64.
+
+Kernels are compiled by another Triton for another GPU than the one they were tested on, and a fault of a
+compiler shows as finite numbers that are wrong. On a GPU its kernels run, on a CPU the reference.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from scanforge import operators
+from scanforge.api import scan
+from scanforge.declare import Operator
+from scanforge.example import Example, example, fields_of
+from scanforge.prepared import prepare
+from scanforge.recurrence import Recurrence
+from scanforge.sequential import sequential
+
+Tensor = torch.Tensor
+Declared = type[Operator] | type[Recurrence]
+SMALL = {"b": 2, "t": 5, "d": 3, "n": 2, "h": 2, "k": 3, "v": 2, "g": 2}
+MANY = {"b": 2, "t": 131, "d": 70, "n": 12, "h": 2, "k": 16, "v": 18, "g": 2}  # several tiles and chunks
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+
+# Of values and of gradients, relative: a few hundred roundings of fp64, and of fp32; bf16 is rounded to once,
+# and the gradient reads states that may have been.
+BOUNDS = {F64: (1e-10, 1e-10), F32: (2e-6, 1e-5), BF16: (4e-3, 1e-2)}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way of running: a lowering (None: the plan's), a dtype, sizes of axes, a direction."""
+
+    lowering: str | None
+    dtype: torch.dtype
+    sizes: dict[str, int]
+    reverse: bool = False
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        way = ", right to left" if self.reverse else ""
+        return f"{self.lowering or 'as planned'}, {kind}, {self.sizes['t']} steps{way}"
+
+
+FORMS = {
+    "reference": (Form("loop", F64, MANY), Form("parallel", F64, MANY, True), Form(None, BF16, SMALL)),
+    "triton": (Form("ordered_tile", F32, MANY), Form("split", F32, MANY, True), Form(None, BF16, SMALL)),
+    "interpreter": (Form("ordered_tile", F32, SMALL), Form("split", F32, SMALL, True)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one recurrence lost in one form, and whether that is rounding."""
+
+    name: str
+    form: Form
+    values: float
+    gradients: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether both are within the bounds of the dtype; a NaN is not."""
+        bounds = BOUNDS[self.form.dtype]
+        return self.values <= bounds[0] and self.gradients <= bounds[1]
+
+    def text(self) -> str:
+        """Both, marked if they are wrong."""
+        shown = f"{self.values:.0e}, {self.gradients:.0e}"
+        return shown if self.ok else f"[bold red]WRONG {shown}[/]"
+
+
+def shipped() -> list[Declared]:
+    """The operators, then the recurrences of the layers."""
+    from scanforge import models
+
+    found: dict[str, Declared] = {n: getattr(operators, n) for n in operators.__all__}
+    for module in pkgutil.walk_packages(models.__path__, f"{models.__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, type) and issubclass(value, Recurrence) and value is not Recurrence:
+                found.setdefault(f"{value.__module__}.{value.__name__}", value)
+    return list(found.values())
+
+
+def run(declared: Sequence[Declared], backend: str, device: torch.device) -> tuple[Row, ...]:
+    """Each recurrence in each form of a backend, with a progress bar, then a table of them all."""
+    from rich.console import Console
+    from rich.progress import track
+
+    kind = "interpreter" if backend == "triton" and device.type == "cpu" else backend
+    pairs = [(one, form) for one in declared for form in FORMS[kind]]
+    bar = track(pairs, "checking", console=Console(stderr=True), transient=True)
+    rows = tuple(_checked(one, form, backend, device) for one, form in bar)
+    show(rows, f"{backend} on {device}{' in its interpreter' if kind == 'interpreter' else ''}")
+    return rows
+
+
+def _checked(one: Declared, form: Form, backend: str, device: torch.device) -> Row:
+    try:
+        return compare(one, form, backend, device)
+    except Exception as error:
+        error.add_note(f"This happened in the self-check of {one.__name__} ({form}).")
+        raise
+
+
+def show(rows: Sequence[Row], what: str) -> None:
+    """Print what each recurrence lost in each form: of its values, of its gradients."""
+    from rich.console import Console
+    from rich.table import Table
+
+    wrong, forms = [r for r in rows if not r.ok], list(dict.fromkeys(str(r.form) for r in rows))
+    table = Table(title=f"{what}: {f'{len(wrong)} WRONG' if wrong else 'ok'}", title_justify="left")
+    for heading in ("values, gradients", *forms):
+        table.add_column(heading, overflow="fold")
+    for name in dict.fromkeys(r.name for r in rows):
+        cells = {str(r.form): r for r in rows if r.name == name}
+        table.add_row(name, *(cells[form].text() for form in forms))
+    console = Console()
+    console.print(table)
+    for r in wrong:
+        console.print(
+            f"{r.name} ({r.form}) is WRONG on this machine: please report all that is printed here."
+        )
+
+
+def compare(declared: Declared, form: Form, backend: str, device: torch.device) -> Row:
+    """Values and gradients by all inputs and initial states, against the sequential loop in float64."""
+    tensors, initial = drawn(declared, form)
+
+    def loop(named: dict[str, Tensor], start: Sequence[Tensor]) -> list[Tensor]:
+        call = prepare(declared, named, _given(start))
+        outputs, finals = sequential(call.text, call.inputs, call.initial, reverse=form.reverse)
+        return [*call.outputs(outputs), *call.states(finals)]
+
+    def mine(named: dict[str, Any], start: Sequence[Tensor]) -> list[Tensor]:
+        found = scan(
+            declared, **named, initial_state=_given(start), reverse=form.reverse, return_final_state=True,
+            backend=backend, lowering=form.lowering,
+        )  # fmt: skip
+        return [x for part in found for x in (part if isinstance(part, tuple) else (part,))]
+
+    truth = with_gradients(loop, tensors, initial, torch.Tensor.double)
+    got = with_gradients(mine, tensors, initial, lambda x: x.to(device))
+    apart = [max(map(distance, xs, ys), default=0.0) for xs, ys in zip(got, truth, strict=True)]
+    return Row(declared.__name__, form, *apart)
+
+
+def drawn(declared: Declared, form: Form) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+    """Tensors and initial states in the form's dtype, always the same: gates up to modulus 1, and ties."""
+    found: Example = example(declared, None, {}, form.sizes)
+    random = torch.Generator().manual_seed(form.sizes["t"])
+    tensors = {
+        f.name: _draw(f.kind, f.domain, found.tensors[f.name].shape, random).to(_dtype(f.kind, form.dtype))
+        for f in fields_of(found.declared)
+    }
+    call = prepare(declared, tensors, found.initial and _given([torch.zeros(x.shape) for x in found.initial]))
+    starts = call.states(call.initial)
+    kinds = ["float" if x.is_floating_point() else "int" for x in starts]
+    initial = [_draw(k, "unit", x.shape, random).to(x.dtype) for k, x in zip(kinds, starts, strict=True)]
+    return tensors, tuple(initial)
+
+
+def with_gradients(
+    run: Callable[[dict[str, Tensor], Sequence[Tensor]], list[Tensor]],
+    tensors: dict[str, Tensor],
+    initial: Sequence[Tensor],
+    place: Callable[[Tensor], Tensor],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What `run` returns on these tensors, floats where `place` puts them, and the gradients of one sum."""
+
+    def leaf(x: Tensor) -> Tensor:
+        moved = place(x).detach() if x.is_floating_point() else x.to(place(torch.zeros(())).device)
+        return moved.requires_grad_(x.is_floating_point())
+
+    named, start = {n: leaf(x) for n, x in tensors.items()}, [leaf(x) for x in initial]
+    results = run(named, start)
+    floats = [x for x in results if x.requires_grad]
+    random = torch.Generator().manual_seed(1)
+    cotangents = [torch.randint(-16, 17, x.shape, generator=random) / 8 for x in floats]
+    wanted = [x for x in (*named.values(), *start) if x.requires_grad]
+    slopes = torch.autograd.grad(
+        floats, wanted, [c.to(x) for c, x in zip(cotangents, floats, strict=True)],
+        allow_unused=True, materialize_grads=True,
+    )  # fmt: skip
+    return [x.detach() for x in results], list(slopes)
+
+
+def distance(x: Tensor, truth: Tensor) -> float:
+    """The norm of the difference over that of the truth; equal infinities are no difference."""
+    if x.shape != truth.shape:
+        return float("inf")
+    x, truth = x.double().cpu(), truth.double().cpu()
+    apart = torch.where(x == truth, 0.0, x - truth).norm()
+    size = torch.where(truth.isfinite(), truth, 0.0).norm()
+    return float(apart / size if size else apart)
+
+
+def machine(device: torch.device) -> str:
+    """Versions and the device, on one line each."""
+    packages = [f"{name} {_version(name)}" for name in ("scanforge", "torch", "triton", "numpy")]
+    where = f"{platform.machine()}, {torch.get_num_threads()} thread(s)"
+    if device.type == "cuda":
+        p = torch.cuda.get_device_properties(device)
+        toolkit = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+        where = f"{device} {p.name}, capability {p.major}.{p.minor}, {toolkit}"
+    return f"{', '.join(packages)}\nPython {platform.python_version()}, {platform.platform()}\n{where}"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _given(states: Sequence[Tensor]) -> Any:
+    return states[0] if len(states) == 1 else tuple(states)
+
+
+def _dtype(kind: str, floats: torch.dtype) -> torch.dtype:
+    return {"float": floats, "int": torch.int64, "bool": torch.bool}[kind]
+
+
+def _draw(kind: str, domain: str, shape: Sequence[int], random: torch.Generator) -> Tensor:
+    x = torch.rand(tuple(shape), generator=random, dtype=F64)
+    if kind != "float":
+        return torch.randint(0, 2 if kind == "bool" else 3, tuple(shape), generator=random)
+    if domain != "any":
+        return x.clamp(min=0.1) if domain == "positive" else x
+    whole = torch.rand(tuple(shape), generator=random, dtype=F64) < 0.25
+    sign = torch.where(torch.rand(tuple(shape), generator=random, dtype=F64) < 0.5, 1.0, -1.0)
+    return sign * torch.where(whole, 1.0, x)

@@ -1,0 +1,44 @@
+"""Requirement 25: the self-check of generated kernels, right ones and broken ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import scanforge as sf
+from models.rglru.recurrence import RGLRUScan
+from scanforge import selfcheck
+from tests import spoilt
+
+pytestmark = pytest.mark.interpreter
+CPU = torch.device("cpu")
+OPERATORS = [getattr(sf.operators, n) for n in sf.operators.__all__]
+
+
+@pytest.mark.usefixtures("own_tiles")
+def test_req25_right_kernels_pass(capsys):
+    rows = selfcheck.run([*OPERATORS, RGLRUScan], "triton", CPU)
+    assert all(row.ok for row in rows)
+    assert "triton on cpu in its interpreter: ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: o.__name__)
+@pytest.mark.parametrize("lowering", [0, 1], ids=["ordered_tile", "split"])
+def test_req25_a_broken_kernel_is_found(operator, lowering):
+    """One operation of one step turned round."""
+    form = selfcheck.FORMS["interpreter"][lowering]
+    with spoilt.code(lambda source: spoilt.spoilt(source, "step")):
+        assert not selfcheck.compare(operator, form, "triton", CPU).ok
+
+
+@pytest.mark.parametrize("operator", [sf.operators.Affine, sf.operators.Kalman, RGLRUScan])
+def test_req25_a_broken_backward_kernel_is_found(operator):
+    """Values are right."""
+
+    def change(source: str) -> str:
+        return spoilt.spoilt(source, "step") if "mu_" in source else source
+
+    with spoilt.code(change):
+        row = selfcheck.compare(operator, selfcheck.FORMS["interpreter"][0], "triton", CPU)
+    assert row.values <= selfcheck.BOUNDS[torch.float32][0]
+    assert row.gradients > 1e-3

@@ -1,0 +1,52 @@
+"""Generated code with one sign or one choice turned round: what a self-check must find."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from scanforge import pipeline
+
+SWAPS = {
+    " + ": " - ",
+    " * ": " + ",
+    "minimum(": "maximum(",
+    " != ": " == ",
+    " > ": " <= ",
+    " <= ": " > ",
+    "tl.where(v0,": "tl.where(v0 == 0,",
+}
+CACHED = (
+    pipeline.executable, pipeline.forward_kernel, pipeline.backward_kernel, pipeline.backward_aggregate,
+)  # fmt: skip
+
+
+def spoilt(source: str, function: str) -> str:
+    """The text with the first operation of `function` exchanged, past its first line and docstring."""
+    found = re.search(rf'^def {function}\(.*?\n(?:    """.*?"""\n)?', source, re.MULTILINE)
+    assert found, f"there is no {function} in\n{source}"
+    head, body = source[: found.end()], source[found.end() :]
+    end = body.find("\n\n\n")
+    body, rest = body[:end], body[end:]
+    places = {body.find(old): old for old in SWAPS if old in body}
+    assert places, f"nothing to exchange in\n{body}"
+    at = min(places)
+    return head + body[:at] + SWAPS[places[at]] + body[at + len(places[at]) :] + rest
+
+
+@contextmanager
+def code(change: Callable[[str], str], loader: str = "load_kernel_module") -> Iterator[None]:
+    """What is generated meanwhile goes through `change` before it is loaded."""
+    load = getattr(pipeline, loader)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, loader, lambda source: load(change(source)))
+        for cached in CACHED:
+            cached.cache_clear()
+        try:
+            yield
+        finally:
+            for cached in CACHED:
+                cached.cache_clear()
