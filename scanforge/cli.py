@@ -1,4 +1,4 @@
-"""The same from a shell: scanforge check|explain|source module:Name [b=8 t=2048 d=2048], and selfcheck."""
+"""The same from a shell: scanforge check|explain|report|source module:Name [b=8 t=2048], and selfcheck."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ import typer
 from scanforge import selfcheck as checks
 from scanforge import tools
 from scanforge.errors import DeclarationError, ScanforgeError
+from scanforge.show.explanation import Explanation
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Target = Annotated[str, typer.Argument(help="module:Name, or path/to/file.py:Name")]
 Sizes = Annotated[list[str] | None, typer.Argument(help="sizes of axes: b=8 t=2048 d=2048")]
+File = Annotated[Path | None, typer.Option(help="the file to write")]
 
 
 @app.command()
@@ -30,9 +32,38 @@ def check(target: Target, sizes: Sizes = None) -> None:
 
 
 @app.command()
-def explain(target: Target, sizes: Sizes = None, dtype: str = "fp32") -> None:
-    """Print laws, facts, the derived backward pass and the plan."""
-    typer.echo(tools.explain(load(target), dtype=dtype, **_parsed(sizes)))
+def explain(
+    target: Target, sizes: Sizes = None, dtype: str = "fp32", svg: File = None, html: File = None
+) -> None:
+    """Print laws, facts, the derived backward pass and the plan; or write a drawing or a page."""
+    shown = tools.explain(load(target), dtype=dtype, **_parsed(sizes))
+    for file, text in ((svg, shown.svg), (html, shown.html)):
+        if file:
+            file.write_text(text(), encoding="utf-8")
+            typer.echo(f"wrote {file}")
+    if not (svg or html):
+        _print(shown)
+
+
+@app.command()
+def report(target: Target, sizes: Sizes = None, dtype: str = "fp32", out: File = None) -> None:
+    """Write one HTML file: laws, gradients, drawings, plan, code, times on a GPU; exit 1 if wrong."""
+    page, ok = tools.report(operator := load(target), dtype=dtype, **_parsed(sizes))
+    file = out or Path(f"{operator.__name__}.html")
+    file.write_text(page, encoding="utf-8")
+    typer.echo(f"wrote {file}")
+    raise typer.Exit(0 if ok else 1)
+
+
+def _print(shown: Explanation) -> None:
+    """A table on a terminal, the text as it is into a file or another program."""
+    from rich.console import Console
+
+    console = Console()
+    if console.is_terminal:
+        console.print(shown)
+    else:
+        typer.echo(shown)
 
 
 @app.command()

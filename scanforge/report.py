@@ -95,10 +95,10 @@ def _summed(scan: Scan, output: Output, value: Var) -> str:
 def _readout(scan: Scan) -> Section:
     """The outputs of a step: `h'` is the state after it, `h` before it."""
     names = {s.name: f"{s.name}'" for s in scan.states} | {before(s.name): s.name for s in scan.states}
-    return _section("readout", _program(_renamed(scan.readout, names)))
+    return _section("readout", _program(renamed(scan.readout, names)))
 
 
-def _renamed(program: Program, names: dict[str, str]) -> Program:
+def renamed(program: Program, names: dict[str, str]) -> Program:
     """The program with other names for its inputs, for people."""
     inputs = tuple(replace(v, name=names.get(v.name, v.name)) for v in program.inputs)
     lines = tuple(replace(x, args=tuple(names.get(a, a) for a in x.args)) for x in program.lines)

@@ -1,6 +1,8 @@
-"""check, explain, source: what users call to look at an operator or a recurrence."""
+"""check, explain, report, source: what users call to look at an operator or a recurrence."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -13,7 +15,10 @@ from scanforge.errors import ArgumentError
 from scanforge.example import SMALL, USUAL, Shapes, example
 from scanforge.pipeline import kernel_source
 from scanforge.recurrence import Recurrence, declared_of
-from scanforge.report import sections, show_report
+from scanforge.report import show_report
+from scanforge.show.explanation import Explanation, explanation
+from scanforge.show.page import Source, fragment, page
+from scanforge.timing import measured
 from scanforge.validate import Report, validate
 
 Declared = type[Operator] | type[Recurrence]
@@ -44,12 +49,15 @@ def explain(
     *,
     dtype: torch.dtype | str = torch.float32,
     **sizes: int,
-) -> str:
-    """What scanforge knows of an operator or a recurrence, as text.
+) -> Explanation:
+    """What scanforge knows of an operator or a recurrence: text that also draws itself.
 
     That is: the declaration, element map, step and readout, laws, facts, the derived backward pass, the plan,
     the bytes moved and what is kept. `shapes` maps tensors to shapes, or `sizes` gives the axes' (b=8,
     t=2048, d=2048); small ones by default. `dtype` is that of the tensors, as torch.bfloat16 or "bf16".
+
+    The text is a string. It is a table for rich and drawings in a notebook; `.svg("dataflow")`, "tiles" and
+    "bytes" are files, and `.html()` is one page of all that.
 
     Example:
         >>> import scanforge as sf
@@ -57,7 +65,31 @@ def explain(
           element r: float, identity inf
     """
     found = example(operator, shapes, sizes, USUAL)
-    return "\n\n".join(map(str, sections(found, operator.__doc__ or "", _dtype(operator, dtype))))
+    return explanation(found, operator.__doc__ or "", _dtype(operator, dtype))
+
+
+def report(
+    operator: Declared,
+    shapes: Shapes | None = None,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    **sizes: int,
+) -> tuple[str, bool]:
+    """Everything on one page of HTML, which loads nothing; and whether laws and gradients hold.
+
+    That is what `explain` knows with its drawings, what `check` finds, the generated code, and times if there
+    is a GPU and all is right. Arguments are those of `explain`; what is timed has these sizes too.
+    """
+    shown, checked = explain(operator, shapes, dtype=dtype, **sizes), check(operator, show=False)
+    found, typed = example(operator, shapes, sizes, USUAL), _dtype(operator, dtype)
+    timing = measured(operator, found, typed, "cuda") if checked.ok and torch.cuda.is_available() else None
+    options: dict[str, Any] = {"dtype": dtype, **sizes}
+    texts = [
+        Source(f"{backend}, {which}", source(operator, which, shapes, backend=backend, **options))
+        for backend in LOWERINGS
+        for which in ("forward", "backward")
+    ]
+    return page(shown.scan.name, fragment(shown, checked, texts, timing)), checked.ok
 
 
 def source(

@@ -93,13 +93,13 @@ def _drawn(operator: type[Operator] | type[Recurrence], example: Example) -> Pre
     """The call with random tensors in each field's domain, and random initial states."""
     random = torch.Generator().manual_seed(SEED)
     tensors = {
-        f.name: _draw(f.kind, f.domain, example.tensors[f.name].shape, random)
+        f.name: draw(f.kind, f.domain, example.tensors[f.name].shape, random)
         for f in fields_of(example.declared)
     }
     initial = example.initial and tuple(torch.zeros(x.shape, dtype=x.dtype) for x in example.initial)
     call = prepare(operator, tensors, initial)
     drawn = [
-        _draw(s.kind, "positive", x.shape, random).detach().to(x.dtype)
+        draw(s.kind, "positive", x.shape, random).detach().to(x.dtype)
         for s, x in zip(call.scan.states, call.initial, strict=True)
     ]
     return replace(call, initial=tuple(x.requires_grad_(x.is_floating_point()) for x in drawn))
@@ -113,7 +113,8 @@ def _flags(call: Prepared) -> tuple[Tensor, Tensor]:
     return rows[0] < 0.2, rows[1] < 0.8
 
 
-def _draw(kind: str, domain: str, shape: Sequence[int], random: torch.Generator) -> Tensor:
+def draw(kind: str, domain: str, shape: Sequence[int], random: torch.Generator) -> Tensor:
+    """A random tensor of a field's kind, within its domain; a float one is float64 and wants its gradient."""
     if kind == "bool":
         return torch.rand(shape, generator=random) < 0.5
     if kind == "int":

@@ -20,8 +20,8 @@ STAGES = [
     "narrow", "schedule", "waves", "affine", "adjoint", "facts", "backend", "call", "call_recurrence",
     "example", "packed", "plan", "emit", "pipeline", "tangent", "launch", "sequential", "prepared",
     "boundaries", "views", "work", "split", "refill", "packed_work", "launch_triton", "tune", "library",
-    "op", "ops", "validate", "planned", "report", "show", "api", "tools", "selfcheck", "distributed", "cli",
-    "__init__",
+    "op", "ops", "validate", "planned", "report", "show", "api", "timing", "tools", "selfcheck",
+    "distributed", "cli", "__init__",
 ]  # fmt: skip
 
 # Only an alias of the shipped layers; nothing in the compiler knows it.

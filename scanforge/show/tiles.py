@@ -1,0 +1,134 @@
+"""Planned -> drawings: how a kernel's programs walk over time and lanes, and what each pass moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from scanforge.ir.scan import TIME
+from scanforge.plan import Held, Tile
+from scanforge.planned import Moved, Planned, readable
+from scanforge.show import svg
+
+WIDE, HIGH, TOP, LEFT = 500, 372, 88, 72
+COLUMNS, ROWS = 5, 8  # that are drawn; there may be many more
+OF_CHUNK = 4  # of the rows, where time is in chunks
+CELL, STEP = 56, 24
+ROLES = {"given": "given", "state_before": "carried", "cotangent": "cotangent", "output": "output"}
+BAR = 190  # pixels of the largest tensor's bar
+
+
+def tiles(p: Planned, *, alone: bool) -> str:
+    """The tiles of both passes: which are done, in work, on their way; where a state is kept."""
+    parts = [_walk(p, p.forward, back=False)]
+    parts.append(f'<g transform="translate({WIDE + 16},0)">{_walk(p, p.backward, back=True)}</g>')
+    return svg.drawing(2 * WIDE + 16, HIGH, parts, f"tiles of {p.kernel.lowering}", alone=alone)
+
+
+def _walk(p: Planned, tile: Tile | Held, *, back: bool) -> str:
+    steps, rows = p.sizes[TIME], max(tile.rows, 1)
+    count = -(-steps // rows)
+    shown, programs = min(count, ROWS), _programs(p, tile)
+    columns = min(programs, COLUMNS)
+    head = f"{steps} steps, {count} tile{'s' * (count != 1)} of R = {rows}"
+    sizes = " ".join(f"{a}={p.sizes[a]}" for a in p.lanes) or "one"
+    lanes = f"lanes {sizes}: {programs} program{'s' * (programs != 1)} of BD = {tile.lanes}"
+    lanes += f", for each of {p.chunks.count} chunks of {p.chunks.length} steps" if p.chunks else ""
+    parts = [
+        svg.box(0.5, 0.5, WIDE - 1, HIGH - 1, "line", "panel", radius=10),
+        svg.text(22, 32, "backward" if back else "forward", "title"),
+        svg.text(114, 32, "upwards in time" if back else "downwards in time", "label"),
+        svg.text(22, 54, head, "small"),
+        svg.text(22, 70, lanes, "small"),
+        *_grid(p, shown, columns, tile, back=back),
+        *_arrow(shown, columns, back=back),
+        *_notes(p, tile, back=back),
+    ]
+    if count > shown:
+        parts.append(svg.text(LEFT, TOP + shown * STEP + 14, f"… {count - shown} more", "small"))
+    if programs > columns:
+        parts.append(svg.text(LEFT + columns * CELL + 32, TOP + 15, f"… {programs - columns} more", "small"))
+    return "".join(parts)
+
+
+def _grid(p: Planned, rows: int, columns: int, tile: Tile | Held, *, back: bool) -> Iterable[str]:
+    """A cell for a tile: in each chunk of time one is in work, those after it are loading."""
+    each = min(max(1, p.chunks.length // tile.rows), OF_CHUNK) if p.chunks else rows
+    for row in range(rows):
+        in_chunk, size = row % each, min(each, rows - row + row % each)
+        turn = size - 1 - in_chunk if back else in_chunk
+        now = min(1, size - 1)
+        for column in range(columns):
+            x, y = LEFT + column * CELL, TOP + row * STEP
+            if turn == now:
+                yield svg.box(x + 2, y + 2, CELL - 4, STEP - 4, "given", "given", radius=3)
+            elif now < turn < now + tile.stages:
+                yield svg.box(x + 2, y + 2, CELL - 4, STEP - 4, "given", "given-fill", radius=3)
+            else:
+                fill = "output-fill" if turn < now else "made-fill"
+                yield svg.box(x + 2, y + 2, CELL - 4, STEP - 4, "line", fill, radius=3)
+        start = row * tile.rows
+        if start % max(p.spacing, 1) < tile.rows:
+            y = TOP + row * STEP
+            yield svg.line(LEFT, y, LEFT + columns * CELL, y, "carried", ' stroke-width="2.5"')
+        if p.chunks and in_chunk == 0:
+            yield svg.text(LEFT - 8, TOP + row * STEP + 15, f"chunk {row // each}", "small", "end")
+
+
+def _arrow(rows: int, columns: int, *, back: bool) -> Iterable[str]:
+    x = LEFT + columns * CELL + 16
+    top, bottom = TOP + 4, TOP + rows * STEP - 4
+    start, end = (bottom, top) if back else (top, bottom)
+    yield svg.line(x, start, x, end, "soft", ' stroke-width="1.5"')
+    tip = 7 if back else -7
+    yield svg.line(x - 4, end + tip, x, end, "soft", ' stroke-width="1.5"')
+    yield svg.line(x + 4, end + tip, x, end, "soft", ' stroke-width="1.5"')
+
+
+def _notes(p: Planned, tile: Tile | Held, *, back: bool) -> Iterable[str]:
+    kept = "starts from" if back else "keeps"
+    notes = [
+        ("given", "given", f"in work: {tile.rows} steps, in registers row by row"),
+        ("given", "given-fill", f"on their way: NS = {tile.stages} tiles in flight"),
+        ("carried", "carried", f"{kept} the states before every {p.spacing} steps"),
+    ]
+    y = HIGH - 52
+    for i, (stroke, fill, words) in enumerate(notes):
+        yield svg.box(22, y + 16 * i - 9, 12, 10, stroke, fill, radius=2)
+        yield svg.text(42, y + 16 * i, words, "small")
+    if p.held:
+        who = "a thread holds" if p.in_thread else "a program holds whole"
+        axes = ", ".join(f"{a}={p.sizes[a]}" for a in p.held)
+        yield svg.text(WIDE - 22, y + 32, f"{who} {axes}", "small", "end")
+
+
+def _programs(p: Planned, tile: Tile | Held) -> int:
+    """Programs that share out the lanes, of one chunk of time."""
+    inner = p.sizes[p.lanes[-1]] if p.lanes else 1
+    outer = prod(p.sizes[a] for a in p.lanes[:-1])
+    return max(1, -(-inner // max(tile.lanes, 1)) * outer)
+
+
+def moved(p: Planned, *, alone: bool) -> str:
+    """What each pass reads and writes, tensor by tensor, largest bar the largest tensor."""
+    both = p.reads_and_writes
+    largest = max((m.size for found in both.values() for m in found), default=1) or 1
+    high = 62 + 22 * max(len(found) for found in both.values()) + 12
+    parts = []
+    for i, (which, found) in enumerate(both.items()):
+        inside = [
+            svg.box(0.5, 0.5, WIDE - 1, high - 1, "line", "panel", radius=10),
+            svg.text(22, 32, which, "title"),
+            svg.text(114, 32, f"{readable(p.bytes(which))}, each read or written once", "label"),
+            *(part for j, m in enumerate(found) for part in _bar(m, 62 + 22 * j, largest)),
+        ]
+        parts.append(f'<g transform="translate({i * (WIDE + 16)},0)">{"".join(inside)}</g>')
+    return svg.drawing(2 * WIDE + 16, high, parts, "bytes moved", alone=alone)
+
+
+def _bar(m: Moved, y: float, largest: int) -> Iterable[str]:
+    colour = ROLES[m.role]
+    yield svg.text(22, y + 4, m.name)
+    yield svg.text(134, y + 4, " ".join(m.axes), "small")
+    yield svg.box(190, y - 7, max(2.0, BAR * m.size / largest), 13, colour, f"{colour}-fill", radius=2)
+    yield svg.text(WIDE - 18, y + 4, readable(m.size), "small", "end")

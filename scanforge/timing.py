@@ -1,0 +1,105 @@
+"""How long both passes take on a device, beside a copy of the same bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.benchmark import Timer
+
+from scanforge import dtypes
+from scanforge.api import scan
+from scanforge.declare import Operator
+from scanforge.errors import BackendError
+from scanforge.example import Example, fields_of
+from scanforge.planned import planned
+from scanforge.recurrence import Recurrence
+from scanforge.show.page import Time, Timing
+from scanforge.validate import SEED, draw
+
+Tensor = torch.Tensor
+BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4}  # of values, against the reference; 16 bits: BOUND_16
+BOUND_16 = 2e-2  # two roundings of bf16, where the order of sums differs
+SECONDS = 0.2  # of repeating, for each
+
+
+def measured(
+    operator: type[Operator] | type[Recurrence], example: Example, dtype: torch.dtype, device: str
+) -> Timing:
+    """Times of the device's own backend, whose values are compared with the reference's first.
+
+    Raises BackendError if they are apart: nothing wrong is timed.
+    """
+    random = torch.Generator().manual_seed(SEED)
+    tensors: dict[str, Any] = {
+        f.name: _placed(draw(f.kind, f.domain, example.tensors[f.name].shape, random), dtype, device)
+        for f in fields_of(example.declared)
+    }
+    options: dict[str, Any] = {
+        "initial_state": tuple(torch.zeros(x.shape, device=device) for x in example.initial or ()) or None
+    }
+    _compare(operator, tensors, options, dtype)
+    plan = planned(example.traced.text, example.sizes, dtype)
+
+    def forward() -> Any:
+        return scan(operator, **tensors, **options)
+
+    outputs = _listed(forward())
+    floats = [y for y in outputs if y.requires_grad]
+    wanted = [x for x in tensors.values() if x.requires_grad]
+    cotangents = [torch.ones_like(y) for y in floats]
+
+    def both() -> None:
+        torch.autograd.grad([y for y in _listed(forward()) if y.requires_grad], wanted, cotangents)
+
+    size = plan.bytes("forward")
+    source = torch.empty(max(size // 2, 1), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    with torch.no_grad():
+        rows = [Time("forward", _seconds(forward), size)]
+    if floats:
+        rows.append(Time("forward and backward", _seconds(both), size + plan.bytes("backward")))
+    copy = Time("copy of the forward pass's bytes", _seconds(lambda: target.copy_(source)), size)
+    return Timing(_where(device, dtype), tuple(rows), copy)
+
+
+def _compare(
+    operator: type[Operator] | type[Recurrence],
+    tensors: dict[str, Any],
+    options: dict[str, Any],
+    dtype: torch.dtype,
+) -> None:
+    with torch.no_grad():
+        mine = _listed(scan(operator, **tensors, **options))
+        truth = _listed(scan(operator, **tensors, **options, backend="reference"))
+    for x, y in zip(mine, truth, strict=True):
+        apart = (x.double() - y.double()).norm() / (y.double().norm() + 1e-30)
+        if not apart <= BOUNDS.get(dtype, BOUND_16):
+            raise BackendError(
+                f"{operator.__name__}: values are {float(apart):.1e} apart from the reference's, and nothing "
+                "wrong is timed: write scanforge check for this operator, and report what it prints."
+            )
+
+
+def _placed(x: Tensor, dtype: torch.dtype, device: str) -> Tensor:
+    if not x.is_floating_point():
+        return x.to(device)
+    return x.detach().to(device, dtype).requires_grad_()
+
+
+def _listed(outputs: Any) -> list[Tensor]:
+    return list(outputs) if isinstance(outputs, tuple) else [outputs]
+
+
+def _seconds(run: Any) -> float:
+    """The median of repeated calls; those of a GPU are waited for."""
+    run()
+    return float(Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=SECONDS).median)
+
+
+def _where(device: str, dtype: torch.dtype) -> str:
+    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
+    return (
+        f"{name}, {dtypes.name(dtype)}: the median of calls one after another, Python's part "
+        "of a call included, after values were compared with the reference's. A pass counts each tensor once."
+    )
