@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
 from scanforge import dtypes
 from scanforge.api import scan
@@ -93,6 +92,8 @@ def _listed(outputs: Any) -> list[Tensor]:
 
 def _seconds(run: Any) -> float:
     """The median of repeated calls; those of a GPU are waited for."""
+    from torch.utils.benchmark import Timer
+
     run()
     return float(Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=SECONDS).median)
 

@@ -9,7 +9,7 @@ import pytest
 from tests.documents import python_blocks
 from tests.subprocesses import ROOT, run_python
 
-LAZY = ["triton", "sympy", "matplotlib", "rich", "typer"]
+LAZY = ["triton", "sympy", "matplotlib", "pygments", "rich", "typer"]
 
 # What torch itself imports is torch's business, so it is imported first.
 NEW_MODULES = """
