@@ -16,7 +16,8 @@ import models
 import scanforge as sf
 from examples import gallery
 from examples.gallery import not_associative
-from scanforge import maths, operators
+from scanforge import maths, operators, tools
+from scanforge.show import svg
 
 API = {
     "Declare": ("Operator", "Recurrence", "Element", "Input", "State", "Output"),
@@ -27,12 +28,14 @@ API = {
 
 def pages() -> dict[str, str | bytes]:
     """Every generated file, by its path in the site."""
-    found: dict[str, str | bytes] = {"api.md": api()}
+    found: dict[str, str | bytes] = {"api.md": api(), "drawings.css": svg.STYLE + _SCROLLED}
+    found["gallery/report.html"] = tools.report(gallery.entries()[REPORTED].DECLARED[0])[0]
     rows = []
     for name, module in gallery.entries().items():
         title = headline(module)
         found[f"gallery/{name}.md"] = entry(name, module)
         found[f"gallery/{name}.svg"] = plot(module)
+        found |= {f"gallery/step_{d.__name__}.svg": sf.explain(d).svg() for d in module.DECLARED}
         equation = inspect.getdoc(module.DECLARED[0]).splitlines()[0]
         rows.append(f"| [{title}]({name}.md) | {formula(equation)} | {laws(module.DECLARED[0])} |")
     found["gallery/not_associative.md"] = refused(not_associative)
@@ -50,7 +53,11 @@ _OVERVIEW = (
     "| | | laws |",
     "| --- | --- | --- |",
 )
+REPORTED = "gla"
+_SCROLLED = ".sf{background:none;overflow-x:auto}.sf svg{display:block;max-width:none}"
 _REFUSED = (
+    f"What `scanforge report examples/gallery/{REPORTED}.py:GLA` writes is [one page](report.html).",
+    "",
     f"And what cannot be declared: [{not_associative.__doc__.splitlines()[0]}](not_associative.md).",
     "",
 )
@@ -81,7 +88,9 @@ def entry(name: str, module: ModuleType) -> str:
     """The page of one recurrence."""
     parts = [f"# {headline(module)}", _text(module), f"![what it does]({name}.svg)"]
     for declared in module.DECLARED:
-        parts += [_code(declared), _block(str(sf.check(declared, show=False)))]
+        own = f"step_{declared.__name__}.svg"
+        parts += [_code(declared), f"[![a step, and its adjoint beside it]({own})]({own})"]
+        parts += [_block(str(sf.check(declared, show=False)))]
     helpers = [
         f
         for n, f in vars(module).items()

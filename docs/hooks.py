@@ -4,6 +4,7 @@
 <!-- output: laws -->             the part of it that begins with this title
 <!-- output: triton, defs f g --> of that part, the functions f and g
 <!-- error: LawError -->          what the `py` program above raises
+<!-- drawing: tiles -->           a drawing of the explanation that the program above calls `shown`
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BESIDE = {"README.md": "readme.md", "CONTRIBUTING.md": "contributing.md", "CHANG
 PICTURES = {".png", ".svg"}
 
 _FENCE = re.compile(r"^```(python|py)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-_MARK = re.compile(r"^<!-- (output|error)(?:: (.*?))? -->$", re.MULTILINE)
+_MARK = re.compile(r"^<!-- (output|error|drawing)(?:: (.*?))? -->$", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -61,7 +62,10 @@ def _filled(markdown: str, uri: str) -> str:
             raise PluginError(f"{uri}: {mark[0]} has no program above it.")
         if mark[1] == "error":
             return fenced(raised(above[-1][2], mark[2] or ""))
-        printed = output([f for f in above if f[1] == "python"][-1][2])
+        program = [f for f in above if f[1] == "python"][-1][2]
+        if mark[1] == "drawing":
+            return drawing(program, mark[2] or "")
+        printed = output(program)
         return fenced(part(printed, mark[2]), "python" if "defs" in (mark[2] or "") else "text")
 
     return _MARK.sub(fill, markdown)
@@ -73,12 +77,25 @@ def fenced(text: str, language: str = "text") -> str:
 
 
 @cache
+def ran(code: str) -> tuple[str, dict[str, Any]]:
+    """What a program prints, and its names."""
+    printed, names = io.StringIO(), {"__name__": "program"}
+    with redirect_stdout(printed):
+        exec(compile(code, "program.py", "exec"), names)
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines()), names
+
+
 def output(code: str) -> str:
     """What a program prints."""
-    printed = io.StringIO()
-    with redirect_stdout(printed):
-        exec(compile(code, "program.py", "exec"), {"__name__": "program"})
-    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
+    return ran(code)[0]
+
+
+def drawing(code: str, picture: str) -> str:
+    """A drawing of what a program calls `shown`, in the page itself, where it follows the page's colours."""
+    shown = ran(code)[1].get("shown")
+    if shown is None:
+        raise PluginError(f"The program names nothing `shown`:\n{code}")
+    return f'<div class="sf">{shown.drawing(picture, alone=False)}</div>'
 
 
 def part(printed: str, title: str | None) -> str:
@@ -164,4 +181,4 @@ def _link(uri: str, found: re.Match[str]) -> str:
 
 def on_pre_build(config: MkDocsConfig, **_: Any) -> None:
     """Programs of an earlier build may have been edited."""
-    output.cache_clear()
+    ran.cache_clear()

@@ -16,6 +16,7 @@ import pytest
 import scanforge as sf
 from docs import generated, hooks
 from examples import gallery
+from tests.docs.browser import browser, walked
 from tests.subprocesses import ROOT
 
 ERRORS = ROOT / "docs" / "errors.md"
@@ -97,6 +98,22 @@ def test_no_link_is_broken(pages: dict[Path, Found]):
     assert not broken
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not browser(), reason="no Chromium is installed: apt-get install chromium")
+def test_a_browser_shows_every_page(site: Path, pages: dict[Path, Found], tmp_path: Path):
+    """On a wide and on a narrow screen: headings, pictures, links and anchors; the search finds a page."""
+    names = ["index.html", *(p.relative_to(site).as_posix() for p in pages if p != site / "index.html")]
+    found, said = walked(site, names, "Golub", tmp_path / "profile", seconds=300)
+    assert not found["error"]
+    assert not said
+    assert len(found["seen"]) == 2 * len(names)
+    for seen in found["seen"]:
+        assert seen["heading"], seen["page"]
+        assert seen["wide"] <= 0, (seen["page"], seen["width"], "is wider than the screen")
+        assert (seen["images"], seen["links"], seen["hidden"]) == ([], [], []), seen["page"]
+    assert found["searched"] == ["Running mean and variance"]
+
+
 def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Found]):
     for page in pages.values():
         assert not [url for url in page.loads if urlsplit(url).netloc]
@@ -104,7 +121,7 @@ def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Found]):
 
 def test_no_mark_and_no_link_out_of_the_site_is_left(pages: dict[Path, Found]):
     for path, page in pages.items():
-        assert not re.search(r"<!-- (output|error)", path.read_text(encoding="utf-8")), path.name
+        assert not re.search(r"<!-- (output|error|drawing)", path.read_text(encoding="utf-8")), path.name
         assert not re.search(r"\]\((\.\./|\w+\.md)", page.text), path.name
 
 
@@ -113,6 +130,10 @@ def test_what_programs_print_is_shown(site: Path, pages: dict[Path, Found]):
     assert "mu_h (t) = a * mu_h + b" in pages[site / "pipeline.html"].text
     assert "def step(gate, previous_h" in pages[site / "pipeline.html"].text
     assert "broken for e.f = " in pages[site / "gallery" / "not_associative.html"].text
+    assert "h' = a * h + b" in pages[site / "pipeline.html"].text
+    assert "on their way: NS = " in pages[site / "pipeline.html"].text
+    assert "laws and gradients hold" in pages[site / "gallery" / "report.html"].text
+    assert (site / "gallery" / "step_EMA.svg").read_text().startswith("<svg")
     assert (site / "gallery" / "ema.svg").read_bytes().startswith(b"<?xml")
 
 
@@ -134,7 +155,8 @@ def test_every_error_is_on_the_page():
 
 
 def test_a_mark_without_its_program_or_part_is_refused():
-    for page in ("<!-- output -->", "```python\nprint(1)\n```\n\n<!-- output: laws -->"):
+    program = "```python\nprint(1)\n```\n\n"
+    for page in ("<!-- output -->", f"{program}<!-- output: laws -->", f"{program}<!-- drawing: tiles -->"):
         with pytest.raises(hooks.PluginError):
             hooks._filled(page, "page.md")
     with pytest.raises(hooks.PluginError, match="nothing was raised"):
