@@ -18,7 +18,7 @@ from scanforge.ir.value import Value
 def on_itself(scan: Scan, dims: tuple[str, ...] | None = None) -> Scan:
     """The scan of the operator on itself; with dims it hands composed elements out, else only the last."""
     operator = scan.operator
-    taken = [i.name for i in scan.inputs]
+    taken = [*(i.name for i in scan.inputs), *(s.name for s in scan.states)]
     names = {x.name: fresh(f"{x.name}_prefix", taken) for x in operator.leaves}
     axes = {x.name: scan.lanes for x in operator.leaves} if dims else leaf_axes(scan)
     states = tuple(State(names[x.name], x.kind, axes[x.name], x.identity, x.domain) for x in operator.leaves)

@@ -113,7 +113,8 @@ def _forward(
         inner = held(sizes[TIME])
         if keep is None and inner.axis and work.bounds is None:
             work, keep = fenced(scan, work, sizes, inner.axis)
-        launch(partial(pipeline.forward_kernel, text), work, options.dtype, inner, keep=keep)
+        make = partial(pipeline.forward_kernel, text)
+        launch(make, work, options.dtype, inner, keep=keep, leaves=pipeline.composed(text))
     else:
         how = split.Split(chosen.chunks, spacing, options.dtype, held)
         split.forward(text, pipeline.chunked(text), work, how)
@@ -223,7 +224,8 @@ def _backward(
         in_segments(text, wanted, work, kept, keep, sizes, options.dtype)
     else:
         make = partial(pipeline.backward_kernel, text, wanted)
-        launch(make, work, options.dtype, held(sizes[TIME]), rows=keep.spacing)
+        leaves = pipeline.composed(text, wanted)
+        launch(make, work, options.dtype, held(sizes[TIME]), rows=keep.spacing, leaves=leaves)
 
 
 def _pass_through(ends: Sequence[Tensor], starts: Sequence[Tensor]) -> None:

@@ -151,7 +151,8 @@ def _powers(program: Program) -> _Powers:
 def common_pairs(program: Program, terms: Mapping[str, Terms]) -> dict[tuple[str, str], str]:
     """The pairs of factors that several products have, the commonest first, with names for their products.
 
-    A pair may be of a pair. Among equally common ones those come first that need no state before the step.
+    A pair may be of a pair. Those come first that are products of the program themselves, and so cost nothing
+    more; among equally common ones, those that need no state before the step.
     """
     axes = {n: v.axes for n, v in program.variables().items()}
     fed = _fed(program)
@@ -172,7 +173,11 @@ def common_pairs(program: Program, terms: Mapping[str, Terms]) -> dict[tuple[str
         several = [p for p, n in counts.items() if n > 1]
         if not several:
             return found
-        a, b = min(several, key=lambda p: (axes[p[0]] != axes[p[1]], -counts[p], bool({*p} & fed), p))
+        made = {tuple(sorted(names)) for names in products}
+        a, b = min(
+            several,
+            key=lambda p: (axes[p[0]] != axes[p[1]], p not in made, -counts[p], bool({*p} & fed), p),
+        )
         pair = f"{a}*{b}"
         found[a, b], axes[pair] = pair, max(axes[a], axes[b], key=len)
         fed |= {pair} if {a, b} & fed else set()

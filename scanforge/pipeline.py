@@ -21,6 +21,7 @@ from scanforge.compose import carry, on_itself
 from scanforge.declare import Operator, declaration
 from scanforge.emit import block, ordered_tile
 from scanforge.emit.form import Form, Kernel
+from scanforge.emit.groups import Composition
 from scanforge.emit.reference import module
 from scanforge.facts import expanded_axes
 from scanforge.ir.builder import Builder
@@ -117,9 +118,26 @@ def forward_kernel(text: str, form: Form) -> tuple[Kernel, Any]:
     # text -> ir.Scan
     scan = load(text)
     # ir.Scan -> Kernel, Triton text
-    kernel = (block if form.whole else ordered_tile).forward_kernel(scan, form)
+    kernel = (
+        block.forward_kernel(scan, form)
+        if form.whole
+        else ordered_tile.forward_kernel(scan, form, _composition(scan, form))
+    )
     # Triton text -> module on disk
     return kernel, load_kernel_module(kernel.source).kernel
+
+
+def _composition(scan: Scan, form: Form) -> Composition | None:
+    """What the groups of a tile compose and carry."""
+    return Composition(on_itself(scan), carry(scan)) if form.groups > 1 else None
+
+
+@lru_cache(maxsize=4096)
+def composed(text: str, wanted: Wanted | None = None) -> int:
+    """How many numbers groups of a tile would compose, of a recurrence or of its adjoint; 0: they cannot."""
+    scan = kernel_adjoint(text, wanted).scan if wanted else load(text)
+    kinds = {x.kind for x in scan.operator.leaves} | {s.kind for s in scan.states}
+    return len(scan.operator.leaves) if kinds == {"float"} and not inside_axes(text).axes else 0
 
 
 @lru_cache(maxsize=4096)
@@ -134,7 +152,12 @@ def backward_kernel(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, Any]
     # text -> ir.Scan; ir.Scan -> Adjoint
     scan, derived = load(text), kernel_adjoint(text, wanted)
     # Adjoint, ir.Scan -> Kernel, Triton text
-    kernel = (block if form.whole else ordered_tile).backward_kernel(derived.scan, derived.step, scan, form)
+    adjoint_scan, step = derived.scan, derived.step
+    kernel = (
+        block.backward_kernel(adjoint_scan, step, scan, form)
+        if form.whole
+        else ordered_tile.backward_kernel(adjoint_scan, step, scan, form, _composition(adjoint_scan, form))
+    )
     # Triton text -> module on disk
     return kernel, load_kernel_module(kernel.source).kernel
 

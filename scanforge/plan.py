@@ -49,11 +49,15 @@ def state_outputs(scan: Scan) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """An ordered-tile kernel's shape: R rows, BD lanes (one a thread), NS stages in flight."""
+    """An ordered-tile kernel's shape: R rows, BD lanes (one a thread), NS stages in flight.
+
+    With G `groups` a tile has G·R rows, and G threads share a lane.
+    """
 
     rows: int
     lanes: int
     stages: int
+    groups: int = 1
 
 
 # Measured on an H200 (docs/dev/lab-notes.md): what decides is the bytes in flight over the device.
@@ -138,23 +142,41 @@ def _power(n: int) -> int:
 
 
 def tile_plan(
-    steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], *, backward: bool, rows: int = 0
-) -> Tile:
+    steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], *, backward: bool, rows: int = 0,
+    leaves: int = 0,
+) -> Tile:  # fmt: skip
     """The tile for inputs of these sizes in bytes: large R, and as many stages as keep the device busy.
 
-    `rows` forces R, which for a backward kernel is the spacing of what was kept.
+    `rows` forces R, which for a backward kernel is the spacing of what was kept. Where elements of
+    so many `leaves` compose, groups of threads may share it.
     """
     widest, loaded, total = max(itemsizes), sum(itemsizes), inner * outer
     wide = inner >= 128 and total >= 128 * 128 and not (backward and widest > 2)
     lanes = 128 if wide else 64 if inner >= 64 else 32
     rows = rows or _forward_rows(steps, len(itemsizes), widest, lanes)
+    groups = _groups(steps, total, rows) if 0 < leaves <= MOST_LEAVES else 1
+    lanes //= groups if groups * lanes > 128 else 1
     at_work = min(total, RESIDENT)
     narrow, many = widest <= 2 or backward, total > 2 * RESIDENT
     in_flight = MANY_IN_FLIGHT if many and not narrow else IN_FLIGHT[narrow]
-    stages = max(3, 1 + round(in_flight / (rows * at_work * loaded))) + (many and narrow)
+    whole = groups * rows
+    stages = max(3, 1 + round(in_flight / (whole * at_work * loaded))) + (many and narrow)
     programs = -(-at_work // (lanes * (RESIDENT // 128)))  # on one processor
-    fitting = SHARED // (rows * lanes * loaded * max(programs, 1))
-    return Tile(rows, lanes, max(2, min(stages, fitting, 8 if rows <= 16 else 5)))
+    fitting = SHARED // (whole * lanes * loaded * max(programs, 1))
+    return Tile(rows, lanes, max(2, min(stages, fitting, 8 if whole <= 16 else 5)), groups)
+
+
+def _groups(steps: int, lanes: int, rows: int) -> int:
+    """How many threads share a lane: so many that every scheduler of the device has a few warps."""
+    groups = 1
+    while groups < MOST_GROUPS and 2 * groups * lanes <= THREADS and 2 * groups * rows <= steps:
+        groups *= 2
+    return groups
+
+
+THREADS = 0  # of the device that groups fill
+MOST_GROUPS = 4
+MOST_LEAVES = 2  # that cost little to compose beside a step
 
 
 def _forward_rows(steps: int, inputs: int, widest: int, lanes: int) -> int:

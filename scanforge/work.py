@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, Self
 
@@ -60,6 +61,20 @@ class Work:
         """Right to left; what is kept stays in the order of processing."""
         return self.over_time(View.flipped, lambda v: v)
 
+    def at(self, cut: int, spacing: int, *, down: bool) -> tuple[Self, Self]:
+        """Its time in two, in the order of walking: the second part goes on from where the first one ends."""
+        rows, left = (cut // spacing, self.steps - cut) if spacing else (0, self.steps - cut)
+        kept = left // spacing + left % spacing if spacing else 0
+        middle = {n: v.like() for n, v in self.starts.items()}
+        parts = [self.part(0, cut, 0, rows), self.part(cut, left, rows, kept)]
+        one, two = reversed(parts) if down else parts
+        return replace(one, ends=middle), replace(two, starts=middle)
+
+    def over_lanes(self, lanes: Lanes) -> bool:
+        """Whether every output over time has an entry for every lane of a program."""
+        inner = lanes.groups[-1]
+        return all(any(v.has[1 + i] for i in inner) for v in self.outputs.values() if v.has[0])
+
     @property
     def steps(self) -> int:
         """The length of time."""
@@ -90,17 +105,46 @@ Make = Callable[[Form], tuple[Kernel, Any]]
 
 
 def launch(
-    make: Make, work: Work, computed: torch.dtype, held: Held, *, rows: int = 0, keep: Keep | None = None
-) -> None:
+    make: Make, work: Work, computed: torch.dtype, held: Held, *, rows: int = 0, keep: Keep | None = None,
+    leaves: int = 0,
+) -> None:  # fmt: skip
     """Choose the tile, make the kernel, call it.
 
     `rows` forces a backward kernel's R, as what was kept decides it. Outputs without time are added to what
-    is there, since a call may be several launches.
+    is there, since a call may be several launches. Where elements of so many `leaves` compose, groups of
+    threads may share a tile; they walk whole tiles, and what is left is a launch without groups.
     """
     lanes = work.lanes(held)
+    if held.axes or work.bounds or not work.over_lanes(lanes):
+        leaves = 0
+    least = keep.spacing if keep and not keep.refill else 0
+    tile = _tile(work, lanes, held, rows=rows, least=least, leaves=leaves)
+    left = work.steps % (tile.rows * tile.groups) if tile.groups > 1 else 0
+    if left:
+        for part in work.at(work.steps - left, rows or least, down=bool(rows)):
+            more = leaves if part.steps > left else 0
+            launch(make, part, computed, held, rows=rows, keep=keep, leaves=more)
+        return
+    if keep and keep.refill:  # a segment is of whole tiles
+        tile = replace(tile, rows=min(tile.rows, keep.spacing))
+    kernel, function = make(_form(work, lanes, held, tile, computed, keep, rows))
+    if not held.whole and any(r.timed and not r.inner for r in kernel.outputs):
+        tile = replace(tile, lanes=32)  # a warp adds up its lanes
+    sums = [_Sum.of(work, n, lanes, tile, computed) for n in work.outputs]
+    placed = replace(work, outputs={n: s.view for n, s in zip(work.outputs, sums, strict=True)})
+    call(function, kernel, placed, tile, lanes, held, computed)
+    for s in sums:
+        s.settle()
+
+
+def _form(
+    work: Work, lanes: Lanes, held: Held, tile: Tile, computed: torch.dtype, keep: Keep | None, rows: int
+) -> Form:
+    """What the kernel's text is specialised for."""
     inner = {work.axes[i] for i in lanes.groups[-1]} or {*work.axes} - {*held.axes}
-    form = Form(
-        rows=0,
+    whole_tiles = work.bounds is None and work.steps % tile.rows == 0
+    return Form(
+        rows=tile.rows,
         outer=len(lanes.outer),
         float_type=dtypes.name(computed),
         int_type=work.int_type(),
@@ -114,24 +158,14 @@ def launch(
         spacing=keep.spacing if keep else 0,
         sparse=keep is not None and keep.refill > 0,
         single=work.steps == 1 and not rows and work.bounds is None,
+        ragged=tile.groups == 1 and not (held.axis and whole_tiles),
         nvidia=_nvidia(next(iter((work.inputs | work.starts).values())).tensor),
         packed=work.bounds is not None,
+        groups=tile.groups,
     )
-    tile = _tile(work, lanes, held, rows=rows, least=keep.spacing if keep and not keep.refill else 0)
-    if keep and keep.refill:  # a segment is of whole tiles
-        tile = replace(tile, rows=min(tile.rows, keep.spacing))
-    ragged = not held.axis or work.bounds is not None or work.steps % tile.rows > 0
-    kernel, function = make(replace(form, rows=tile.rows, ragged=ragged))
-    if not held.whole and any(r.timed and not r.inner for r in kernel.outputs):
-        tile = replace(tile, lanes=32)  # a warp adds up its lanes
-    sums = [_Sum.of(work, n, lanes, tile, computed) for n in work.outputs]
-    placed = replace(work, outputs={n: s.view for n, s in zip(work.outputs, sums, strict=True)})
-    call(function, kernel, placed, tile, lanes, held, computed)
-    for s in sums:
-        s.settle()
 
 
-def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int) -> Tile:
+def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int, leaves: int) -> Tile:
     """A tile that holds whole spacings of what is kept: of `least` so many rows."""
     inner = lanes.groups[-1]
     items = tuple(
@@ -142,10 +176,11 @@ def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int) -> Til
         return Tile(rows or held.rows, held.lanes, held.stages)
     if held.axis:
         return Tile(rows or max(held.rows, least), held.lanes, held.stages)
-    tile = tile_plan(steps, lanes.inner, prod(lanes.outer), items or (4,), backward=down, rows=rows)
-    if tile.rows < least:
-        tile = tile_plan(steps, lanes.inner, prod(lanes.outer), items or (4,), backward=down, rows=least)
-    return tile
+    choose = partial(
+        tile_plan, steps, lanes.inner, prod(lanes.outer), items or (4,), backward=down, leaves=leaves
+    )
+    tile = choose(rows=rows)
+    return tile if tile.rows >= least else choose(rows=least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +257,9 @@ def call(
             *(v.pointer() for v in views.values()),
             work.steps, lanes.inner, *lanes.outer, *(work.kept[r.name].strides[0] for r in kernel.kept),
             *bounds, *(s for found in strides.values() for s in found[:-1]), **constants,
-            BD=tile.lanes, NS=tile.stages, MASKED=lanes.inner % tile.lanes != 0,
+            BD=tile.lanes * tile.groups, NS=tile.stages, MASKED=lanes.inner % tile.lanes != 0,
             FENCE=_fence(first, computed),
-            num_warps=held.warps if held.whole else max(1, tile.lanes // 32),
+            num_warps=held.warps if held.whole else max(1, tile.lanes * tile.groups // 32),
         )  # fmt: skip
 
 

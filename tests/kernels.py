@@ -151,24 +151,27 @@ def check(
 
 @dataclass(frozen=True)
 class Tiles:
-    """What a test forces instead of the plan: R, the backward kernel's R, lanes, stages, steps of a chunk."""
+    """What a test forces, not the plan: R, that of backward kernels, lanes, stages, steps of a chunk, groups."""
 
     rows: int = 8
     spacing: int = 4
     lanes: int = 32
     stages: int = 3
     chunk: int = 16
+    groups: int = 1
 
     def __str__(self) -> str:
-        return f"R{self.rows} R{self.spacing} BD{self.lanes} NS{self.stages} C{self.chunk}"
+        return f"R{self.rows} R{self.spacing} BD{self.lanes} NS{self.stages} C{self.chunk} G{self.groups}"
 
     def force(self, patch: pytest.MonkeyPatch) -> None:
         """Every module that plans finds these."""
         assert self.rows % self.spacing == 0
         assert self.chunk % self.rows == 0
 
-        def tile_plan(*_: Any, rows: int = 0, **__: Any) -> Tile:
-            return Tile(rows or self.rows, self.lanes, self.stages)
+        def tile_plan(steps: int, *_: Any, rows: int = 0, leaves: int = 0, **__: Any) -> Tile:
+            rows = rows or self.rows
+            groups = self.groups if leaves and steps >= self.groups * rows else 1
+            return Tile(rows, self.lanes, self.stages, groups)
 
         def spacing_of(_: Any, steps: int) -> int:
             return min(self.spacing, 1 << max(steps, 1).bit_length() - 1)

@@ -16,7 +16,7 @@ CHUNK_AXIS = "chunk"  # of time cut into chunks: what has time, and every state,
 class Form:
     """What the text of a kernel is specialised for."""
 
-    rows: int  # R, a power of two
+    rows: int  # R, a power of two; of each group
     outer: int  # groups of lane axes beside the innermost
     float_type: str  # float32 | float64
     int_type: str
@@ -33,6 +33,11 @@ class Form:
     ragged: bool = True  # there may be rows that fill no tile
     nvidia: bool = False  # inline assembly may stand in it
     packed: bool = False  # the outermost group is of packed sequences
+    groups: int = 1  # threads that share a lane, each with its own rows of a tile
+
+    def apart(self, room: Room) -> bool:
+        """Whether threads read entries of their own: of their lane, or of their rows."""
+        return room.inner or self.groups > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import partial
 
 from scanforge.emit.form import CASTS, Form, Kernel, Room
 from scanforge.emit.rows import power_of_two, split_tile
-from scanforge.emit.signature import adds_lanes, first_step, place_in_grid, timed
+from scanforge.emit.signature import adds_lanes, first_step, lanes_of, place_in_grid, seats, timed
 
 
 class Frame:
@@ -19,6 +19,7 @@ class Frame:
         self.rooms = dict(self.tensors)
         self.timed = timed(kernel)
         self.sign, self.rows = ("-" if down else "+"), form.rows
+        self.whole = form.rows * form.groups  # rows of a tile
 
     def entries(self, room: Room) -> list[int | None]:
         """The entries of the held axis that a tensor has; None for a tensor without it."""
@@ -26,25 +27,43 @@ class Frame:
 
     def addresses(self) -> list[str]:
         """The block's lanes, and where each tensor has them at its first step."""
-        lines = [
-            *place_in_grid(self.form),
-            "    thread = tl.arange(0, BD)",
-            "    lane = block * BD + thread  # [BD]",
-            "    mask = (lane < LANES) if MASKED else None",
-        ]
+        lines = [*place_in_grid(self.form), *self.threads()]
         if self.form.held:
             lines.append(f"    entry = tl.arange(0, {power_of_two(self.form.entries)})")
         lines += [self.address(t, room) for t, room in self.tensors]
-        lines.append(f"    tiles = T // {self.rows}")
+        lines.append(f"    tiles = T // {self.whole}")
         return lines
+
+    def threads(self) -> list[str]:
+        """Each thread's lane, and whether it is there; in groups, its group, and its lane's other threads."""
+        g = self.form.groups
+        seat = "thread" if g == 1 else f"thread % (BD // {g})"
+        lines = ["thread = tl.arange(0, BD)", f"lane = block * {lanes_of(self.form)} + {seat}  # [BD]"]
+        lines.append("mask = (lane < LANES) if MASKED else None")
+        if g > 1:
+            lines += [f"group = (thread // (BD // {g})).to(tl.int64)  # [BD]", *seats(g)]
+        return [f"    {x}" for x in lines]
 
     def address(self, tensor: str, room: Room) -> str:
         at = f"    at_{tensor} = {first_step(tensor, room, self.form)}"
         if adds_lanes(tensor, room):  # one sum a block
             return f"{at} + block.to(tl.int64) * sd_{tensor}"
+        if self.form.groups > 1:
+            return f"{at}{self.of_group(tensor, room)} + lane.to(tl.int64) * sd_{tensor}  # [BD]"
         if tensor.startswith("in_") and room.timed and not room.inner:
             return f"{at}  # the same for all lanes"
         return f"{at} + lane.to(tl.int64) * sd_{tensor}  # [BD]"
+
+    def of_group(self, tensor: str, room: Room) -> str:
+        """How far a group's rows lie from the first group's."""
+        if tensor.startswith("kept_"):
+            return f" + group * {self.passed // self.form.groups} * st_{tensor}"
+        return f" + group * ({self.rows} * st_{tensor})" if tensor in self.timed else ""
+
+    @property
+    def passed(self) -> int:
+        """How many kept states a tile has."""
+        return self.form.groups * (1 if self.down else self.rows // (self.form.spacing or self.rows))
 
     def entry(self, tensor: str, n: int | None) -> str:
         """How far an entry of the held axis lies."""
@@ -94,17 +113,18 @@ class Frame:
         last = "(tiles - 1).to(tl.int64)"
         for t in self.timed:
             room = self.rooms[t]
-            at = f"at_{t} + {last} * {r} * st_{t}" if self.down else f"at_{t}"
+            at = f"at_{t} + {last} * {self.whole} * st_{t}" if self.down else f"at_{t}"
             if t.startswith("out_"):
                 lines.append(f"    tile_{t} = {at}")
-            elif room.inner:
+            elif self.form.apart(room):
                 lines.append(f"    tile_{t} = ({at})[None, :] + row[:, None] * st_{t}  # [R, BD]")
             else:
                 entry = f" + entry[None, :] * sn_{t}" if room.held else ""
                 width = "entries" if room.held else "1"
                 lines.append(f"    tile_{t} = {at} + row[:, None] * st_{t}{entry}  # [R, {width}]")
         for room in self.kernel.kept:
-            at = f" + {last} * st_kept_{room.name}" if self.down else ""
+            passed = "" if self.passed == 1 else f"{self.passed} * "
+            at = f" + {last} * {passed}st_kept_{room.name}" if self.down else ""
             lines.append(f"    tile_kept_{room.name} = at_kept_{room.name}{at}")
         return [f"    row = tl.arange(0, {r}).to(tl.int64)  # [R]", *lines]
 
@@ -114,7 +134,7 @@ class Frame:
         splits: list[str] = []
         for room in self.kernel.inputs:
             if room.timed:
-                for part in self.entries(room) if room.inner else [None]:
+                for part in self.entries(room) if self.form.apart(room) else [None]:
                     loads.append(self.load_tile(room, part))
                     splits += self.split(room, part, self.rows)
         return loads + splits
@@ -122,7 +142,7 @@ class Frame:
     def load_tile(self, room: Room, n: int | None) -> str:
         t = f"in_{room.name}"
         name = tile_name(room.name, n)
-        if room.inner:
+        if self.form.apart(room):
             live = "mask[None, :] if MASKED else None"
             return f"{name} = tl.load(tile_{t}{self.entry(t, n)}, mask={live})  # [R, BD]"
         full = not room.held or power_of_two(self.form.entries) == self.form.entries
@@ -133,7 +153,7 @@ class Frame:
 
     def split(self, room: Room, n: int | None, rows: int) -> list[str]:
         name = tile_name(room.name, n)
-        if room.inner:
+        if self.form.apart(room):
             names = [row_name(room.name, i, n) for i in range(rows)]
             return split_tile(f"tl.permute({name}, (1, 0))", names)
         width = power_of_two(self.form.entries) if room.held else 1

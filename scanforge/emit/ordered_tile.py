@@ -14,19 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
-from scanforge.emit.form import Form, Kernel, Room, shape_of
+from scanforge.emit.form import Form, Kernel, Room, shape_of, state_room
 from scanforge.emit.frame import Frame
+from scanforge.emit.groups import Composition, Groups, carried
 from scanforge.emit.rows import lane_sums, shuffles
 from scanforge.emit.signature import first_entry, head, signature
 from scanforge.emit.stores import Place, Stores
 from scanforge.emit.triton_maths import helpers
 from scanforge.emit.triton_text import function
-from scanforge.emit.walk import Walk, before_name, state_name
+from scanforge.emit.walk import RERUN, Walk, before_name, state_name
 from scanforge.ir.program import Program
 from scanforge.ir.scan import Scan
 from scanforge.narrow import narrowed
-from scanforge.schedule import first, next_state, settled, stages, states_only, step_program, together
+from scanforge.schedule import (
+    Stages,
+    first,
+    next_state,
+    settled,
+    stages,
+    states_only,
+    step_program,
+    together,
+)
 
 _FENCE = (
     'tl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [{0}], '
@@ -34,51 +45,70 @@ _FENCE = (
 )
 
 
-def forward_kernel(scan: Scan, form: Form) -> Kernel:
+def forward_kernel(scan: Scan, form: Form, composition: Composition | None = None) -> Kernel:
     """Walks up: outputs, final states, and states to start again from if the form asks for them."""
-    return _Writer(scan, step_program(scan), form, None).kernel()
+    return _Writer(scan, step_program(scan), form, None, composition).kernel()
 
 
-def backward_kernel(adjoint: Scan, step: Program, primal: Scan, form: Form) -> Kernel:
+def backward_kernel(
+    adjoint: Scan, step: Program, primal: Scan, form: Form, composition: Composition | None = None
+) -> Kernel:
     """Walks down with the adjoint; reruns the primal's tiles where it reads states before the step."""
-    return _Writer(adjoint, step, form, primal).kernel()
+    return _Writer(adjoint, step, form, primal, composition).kernel()
 
 
 class _Writer:
-    def __init__(self, scan: Scan, step: Program, form: Form, primal: Scan | None) -> None:
+    def __init__(
+        self, scan: Scan, step: Program, form: Form, primal: Scan | None, composition: Composition | None
+    ) -> None:
+        assert (form.groups > 1) == (composition is not None), "groups compose, and nothing else does"
         self.scan, self.form, self.down = scan, form, primal is not None
         within = frozenset([form.held] if form.held else [])
         step = settled(scan, step, within)
         self.shape, seen = shape_of(form, scan, primal)
         self.frame = Frame(self.shape, form, down=self.down)
         again = settled(primal, states_only(primal), within) if seen and primal else None
-        self.walk, self.rerun = self.walks(step, again, seen)
+        self.walk, self.rerun, self.cut = self.walks(step, again, seen, composition)
         self.stores = Stores(self.shape, form, self.frame, self.walk)
         self.firsts = [v.name for v in step.inputs if v.name.startswith(first(""))]
 
-    def walks(self, step: Program, again: Program | None, seen: Sequence[Room]) -> tuple[Walk, Walk | None]:
-        """The walk of the step, and that of the states again: without a held axis they share their parts."""
+    def walks(
+        self, step: Program, again: Program | None, seen: Sequence[Room], composition: Composition | None
+    ) -> tuple[Walk, Walk | None, Groups | None]:
+        """The walks of the step and of the states again, and groups; without a held axis they share parts."""
         shares = again is not None and not self.form.held
-        made = stages(narrowed(together(step, again) if again and shares else step), self.form.held)
+        composed = step_program(composition.itself) if composition else None
+        beside = [p for p in (again if shares else None, composed) if p]
+        made = stages(narrowed(reduce(together, beside, step)), self.form.held)
         assert made is not None, f"{self.scan.name}: the plan holds {self.form.held}, a sum of which it needs"
-        if again is None:
-            whole = not self.down and not self.form.held
-            return Walk(made, self.shape, self.form, self.shape.starts, whole=whole), None
-        parts = made if shares else stages(narrowed(again), self.form.held)
+        others = {n for p in beside for n, _ in p.outputs}
+        own = made.each_for({n for n, _ in made.each.outputs} - others) if beside else made
+        whole = not self.down and not self.form.held
+        walk = Walk(own, self.shape, self.form, self.shape.starts, seen, whole=whole)
+        groups, rerun = None, None
+        if composition and composed:
+            rooms = [state_room(self.form, s) for s in composition.itself.states]
+            parts = made.each_for(n for n, _ in composed.outputs)
+            compose = Walk(parts, self.shape, self.form, rooms, seen, named="compose", beside=walk)
+            groups = Groups(composition, self.form, compose, down=self.down)
+        if again:
+            parts_again = made.each_for(n for n, _ in again.outputs) if shares else self.apart(again)
+            rerun = Walk(
+                parts_again, self.shape, self.form, seen, seen, named=RERUN, beside=walk if shares else None
+            )
+        return walk, rerun, groups
+
+    def apart(self, again: Program) -> Stages:
+        """The states again by themselves."""
+        parts = stages(narrowed(again), self.form.held)
         assert parts is not None, f"{again.name}: its states depend on a sum over {self.form.held}"
-        if shares:
-            states = {n for n, _ in again.outputs}
-            parts = made.each_for(states)
-            made = made.each_for({n for n, _ in made.each.outputs} - states)
-        walk = Walk(made, self.shape, self.form, self.shape.starts, seen)
-        return walk, Walk(
-            parts, self.shape, self.form, seen, seen, rerun=True, beside=walk if shares else None
-        )
+        return parts
 
     def kernel(self) -> Kernel:
         parts = [head(self.scan.name, "the ordered tile, one lane a thread, R rows a tile", self.form)]
-        walks = [self.walk, *([self.rerun] if self.rerun else [])]
-        text = "\n\n".join(function(p, name, doc) for w in walks for p, name, doc in w.functions())
+        walks = [w for w in (self.walk, self.rerun, self.cut.walk if self.cut else None) if w]
+        texts = [function(p, name, doc) for w in walks for p, name, doc in w.functions()]
+        text = "\n\n".join([*texts, *([self.cut.text()] if self.cut else [])])
         body = self.body()
         prelude = helpers(text)
         sums = "\n\n".join(lane_sums(1 << k) for k in range(6) if f"lane_sums{1 << k}(" in body)
@@ -88,7 +118,8 @@ class _Writer:
     def body(self) -> str:
         f = self.frame
         lines = [*signature(self.shape, self.form), *f.addresses()]
-        lines += [f"    {x}" for x in f.load_states("start", state_name, "at_")]
+        begin = carried if self.cut else state_name
+        lines += [f"    {x}" for x in f.load_states("start", begin, "at_")]
         lines += f.untimed()
         lines += [f"    {first_entry(name, self.form)}" for name in self.firsts]
         for w in (self.walk, self.rerun):
@@ -98,6 +129,7 @@ class _Writer:
         lines += [f"    {x} = tl.zeros([BD], FLOAT)" for x in self.stores.accumulators()]
         sections = [self.only_step()] if self.form.single else [self.tiles()]
         sections += [self.rest()] if self.form.ragged and not self.form.single else []
+        assert not self.cut or len(sections) == 1, "groups walk whole tiles only"
         for section in reversed(sections) if self.down else sections:
             lines += section
         lines += [f"    {x}" for x in (*self.stores.store_ends(), *self.stores.store_accumulators())]
@@ -112,18 +144,18 @@ class _Writer:
         body += self.load_kept("tile_") if self.down else []
         body += self.fence()
         body += self.rows(r, lambda t, i: f"tile_{t} + {i} * st_{t}")
-        passed = 1 if self.down else r // (self.form.spacing or r)
-        return lines + [f"        {x}" for x in (*body, *f.advance("tile", r, passed))]
+        return lines + [f"        {x}" for x in (*body, *f.advance("tile", f.whole, f.passed))]
 
     def load_kept(self, at: str) -> list[str]:
         return self.frame.load_states("kept", lambda s, n: before_name(s, 0, n), at)
 
     def fence(self) -> list[str]:
         """Results wait until what is in shared memory has been read."""
-        carried = [state_name(r.name, 0 if r.held else None) for r in self.shape.starts if r.kind == "float"]
-        if not carried or self.form.float_type != "float32":
+        name = carried if self.cut else state_name
+        states = [name(r.name, 0 if r.held else None) for r in self.shape.starts if r.kind == "float"]
+        if not states or self.form.float_type != "float32":
             return []
-        return ["if FENCE:", f"    {carried[0]} = {_FENCE.format(carried[0])}"]
+        return ["if FENCE:", f"    {states[0]} = {_FENCE.format(states[0])}"]
 
     def rows(self, count: int, place: Place, *, keeps: bool = True) -> list[str]:
         """The rows of a tile, in the order of walking."""
@@ -136,6 +168,7 @@ class _Writer:
         groups = self.groups(ahead)
         for entries in groups:
             lines += self.run_again(count, entries, ahead=ahead)
+            lines += self.cut.lines(order) if self.cut else []
             for i in order:
                 if not ahead:
                     lines += self.walk.call("ahead", i)

@@ -43,7 +43,7 @@ def signature(kernel: Kernel, form: Form) -> list[str]:
 def place_in_grid(form: Form) -> list[str]:
     """The program's block of lanes, its entry along each outer group, and its part of packed time."""
     lines = [
-        "    blocks = tl.cdiv(LANES, BD)",
+        f"    blocks = tl.cdiv(LANES, {lanes_of(form).strip('()')})",
         "    block = tl.program_id(0) % blocks",
         "    outer = (tl.program_id(0) // blocks).to(tl.int64)",
     ]
@@ -59,6 +59,21 @@ def place_in_grid(form: Form) -> list[str]:
             "    place0 = tl.load(ptr_places + o0).to(tl.int64)",
         ]
     return lines
+
+
+def lanes_of(form: Form) -> str:
+    """How many lanes a program has."""
+    return f"(BD // {form.groups})" if form.groups > 1 else "BD"
+
+
+def seats(groups: int) -> list[str]:
+    """Where a lane's thread of each group is."""
+    return [f"{seat(k)} = {k} * (BD // {groups}) + thread % (BD // {groups})  # [BD]" for k in range(groups)]
+
+
+def seat(k: int) -> str:
+    """The thread of group k that has the same lane."""
+    return f"seat{k}"
 
 
 def first_step(tensor: str, room: Room, form: Form) -> str:

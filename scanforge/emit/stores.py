@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 
 from scanforge.emit.form import Form, Kernel, Room, kept_at
 from scanforge.emit.frame import Frame
+from scanforge.emit.groups import carried
+from scanforge.emit.signature import seat
 from scanforge.emit.walk import Walk, state_name
 
 Place = Callable[[str, int], str]
@@ -33,6 +35,9 @@ class Stores:
                 total, t = _accumulator(r.name, n), f"out_{r.name}"
                 at = f"at_{t}{self.frame.entry(t, n)}"
                 stored = f"to(ptr_{t}.dtype.element_ty)"
+                if r.inner and self.form.groups > 1:
+                    every = " + ".join(f"tl.gather({total}, {seat(k)}, 0)" for k in range(self.form.groups))
+                    lines.append(f"{total} = {every}")
                 if r.inner:
                     lines.append(f"tl.store({at}, {total}.{stored}, mask=mask)")
                 else:
@@ -51,6 +56,8 @@ class Stores:
 
     def store_ends(self) -> list[str]:
         """Store the final states."""
+        if self.form.groups > 1:
+            return [f"tl.store(at_end_{r.name}, {carried(r.name)}, mask=mask)" for r in self.shape.ends]
         return self.store_states(self.shape.ends, "at_end_{0}")
 
     def keep(self, i: int, entries: Iterable[int]) -> list[str]:

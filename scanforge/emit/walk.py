@@ -12,6 +12,7 @@ from scanforge.ir.scan import before
 from scanforge.schedule import PARTS, Stages, handed_on, next_state
 from scanforge.waves import waves
 
+RERUN = "rerun_step"
 _LETTERS = {"once": "c", "once_each": "c", "ahead": "a", "each": "e", "behind": "b"}
 Entry = int | None
 
@@ -19,17 +20,19 @@ Entry = int | None
 class Walk:
     """The parts of one program at rows.
 
-    `states` are carried in registers x_<state>; those of a `rerun` are in before<row>_<state>, one for each
-    row, where the walk of the adjoint has `seen` them. A rerun `beside` another walk has only the part `each`
-    of its own, and reads what the parts of the other one hand on. With `whole`, what needs no state is run on
-    whole tiles.
+    `states` are carried in registers x_<state>; those of the walk `named` RERUN are in before<row>_<state>,
+    one for each row, where the walk of the adjoint has `seen` them. A walk `beside` another one has only the
+    part `each` of its own, and reads what the parts of the other one hand on. With `whole`, what needs no
+    state is run on whole tiles.
     """
 
     def __init__(
         self, stages: Stages, kernel: Kernel, form: Form, states: Iterable[Room], seen: Iterable[Room] = (),
-        *, rerun: bool = False, beside: Walk | None = None, whole: bool = False,
+        *, named: str = "step", beside: Walk | None = None, whole: bool = False,
     ) -> None:  # fmt: skip
-        self.stages, self.form, self.rerun, self.prefix = stages, form, rerun, "re" if rerun else ""
+        self.stages, self.form, self.named = stages, form, named
+        self.rerun = named == RERUN
+        self.prefix = "re" if self.rerun else ""
         self.beside, self.whole = beside, whole
         self.seen = {r.name: r for r in seen}
         self.inputs = {r.name: r for r in kernel.inputs}
@@ -67,8 +70,9 @@ class Walk:
         return found
 
     def function(self, part: str) -> str:
-        name = "step" if part == "each" and not self.form.held else part
-        return f"rerun_{name}" if self.rerun else name
+        if part == "each" and not self.form.held:
+            return self.named
+        return f"rerun_{part}" if self.rerun else part
 
     def per_entry(self, part: str) -> bool:
         return bool(self.form.held) and part in {"once_each", "each"}
@@ -85,7 +89,7 @@ class Walk:
             if not room.timed:
                 return untimed_name(name, entry)
             text = row_name(name, i, entry)
-            if room.kind == "bool" and not room.inner:  # spread as numbers
+            if room.kind == "bool" and not self.form.apart(room):  # spread as numbers
                 return f"({text} != 0)"
             return CASTS[room.kind].format(text)
         if name.startswith("first_"):

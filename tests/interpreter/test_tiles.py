@@ -27,6 +27,8 @@ TILES = [
     Tiles(32, 16, 32, 2, 64),
     Tiles(32, 32, 64, 2, 32),
     Tiles(64, 8, 64, 3, 64),
+    Tiles(4, 2, 32, 2, 8, groups=2),
+    Tiles(8, 8, 32, 3, 16, groups=4),
 ]
 every_tile = pytest.mark.parametrize("tiles", TILES, ids=str)
 
