@@ -12,7 +12,7 @@ import torch
 from scanforge.errors import ArgumentError, BackendError
 
 BACKENDS = ("reference", "triton")
-LOWERINGS = {"reference": ("loop", "parallel"), "triton": ("ordered_tile", "split")}
+LOWERINGS = {"reference": ("loop", "parallel"), "triton": ("ordered_tile", "split", "chunked")}
 OLDEST_TRITON = (3, 6)
 
 

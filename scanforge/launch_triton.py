@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from scanforge import pipeline, split
+from scanforge import chunked_run, pipeline, split
 from scanforge.ir.scan import BATCH, TIME, Scan, is_outer, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.packed_work import packed, packed_rows, shared
@@ -104,6 +104,10 @@ def _settle(targets: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:
 def _forward(
     text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: Keep | None
 ) -> None:
+    form = chunked_run.form_of(text, options, packed=work.bounds is not None)
+    if form and keep is None:
+        ran(LastRun(scan.name, chunked_run.plan_of(form, options)))
+        return chunked_run.forward(text, form, work, sizes, options)
     inside = pipeline.inside_axes(text)
     chosen = kernel_plan(scan, sizes, options.lowering, inside.axes)
     spacing = keep.spacing if keep else 0

@@ -9,6 +9,7 @@ import torch
 
 from scanforge import dtypes, laws
 from scanforge.adjoint import full_adjoint
+from scanforge.chunked_form import matrix_sentence
 from scanforge.declare import Declaration
 from scanforge.emit.folding import equations
 from scanforge.example import Example
@@ -57,7 +58,7 @@ def sections(example: Example, doc: str, dtype: torch.dtype) -> tuple[Section, .
         *([_readout(scan)] if fused else []),
         _section("combine", _program(scan.operator.combine)),
         _section("laws", _laws(traced)),
-        _section("facts", facts(scan).sentences()),
+        _section("facts", [*facts(scan).sentences(), *matrix_sentence(traced.text)]),
         _adjoint(scan),
         _plan(planned(traced.text, example.sizes, dtype)),
     )

@@ -252,7 +252,7 @@ def call(
     b = work.bounds
     bounds = (b.begins, b.lengths, b.places) if b else ()
     blocks = -(-lanes.inner // tile.lanes)
-    with _device(first):
+    with on_device(first):
         function[(blocks * prod(lanes.outer),)](
             *(v.pointer() for v in views.values()),
             work.steps, lanes.inner, *lanes.outer, *(work.kept[r.name].strides[0] for r in kernel.kept),
@@ -272,6 +272,6 @@ def _nvidia(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and torch.version.cuda is not None
 
 
-def _device(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+def on_device(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     """Launches go to the tensors' device, whichever is current."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

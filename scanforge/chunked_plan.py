@@ -1,0 +1,64 @@
+"""The tiles of kernels over chunks, for sizes and types; where such kernels are worth it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """C steps a chunk; columns of keys and of values at a time; warps and stages by kernel."""
+
+    steps: int
+    keys: int  # in the walk
+    gate_keys: int  # where chunks' operands are made
+    values: int
+    exact_keys: int  # and where a chunk is made from products of decays
+    padded: int  # columns of keys in all, whole blocks
+    gate_warps: int
+    walk_warps: int
+    stages: int
+
+    @property
+    def levels(self) -> int:
+        """How often a chunk can be halved."""
+        return self.steps.bit_length() - 1
+
+    def chunks(self, length: int) -> int:
+        """How many chunks a length is."""
+        return -(-length // self.steps)
+
+
+SMALLEST = 16  # a side of a matrix product
+STATE = 16_384  # entries of the state that one program carries
+
+
+def chunk_plan(keys: int, values: int, dot: torch.dtype) -> ChunkPlan:
+    """Narrow types have tensor cores, and wide tiles; the others multiply in ordinary arithmetic."""
+    narrow = dot == torch.bfloat16
+    block = _side(keys, 64 if narrow else 32)
+    padded = -(-keys // block) * block
+    most = max(SMALLEST, min(128 if narrow else 32, _floor(STATE // padded)))
+    wide = _side(values, most)
+    return ChunkPlan(
+        steps=64 if narrow else 32,
+        keys=block,
+        gate_keys=min(block, 32),
+        values=wide,
+        exact_keys=min(block, 16),
+        padded=padded,
+        gate_warps=4 if narrow else 8,
+        walk_warps=8 if wide * padded > (64 * 64 if narrow else 32 * 64) else 4,
+        stages=3 if narrow and padded <= 128 else 2 if narrow else 1,
+    )
+
+
+def _side(size: int, most: int) -> int:
+    """A power of two that holds the size, within what a product takes."""
+    return max(SMALLEST, min(most, 1 << max(size - 1, 0).bit_length()))
+
+
+def _floor(size: int) -> int:
+    return 1 << (max(size, 1).bit_length() - 1)

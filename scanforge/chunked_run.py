@@ -1,0 +1,129 @@
+"""The lowering `chunked`: a recurrence of matrix form runs as products over chunks of steps.
+
+The gates kernel makes the operands of every chunk, the walk takes them with the values. What the values and
+the outputs are made of beside that runs as pointwise kernels, where it is not the identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from scanforge.chunked_form import MatrixForm, matrix_form
+from scanforge.chunked_work import Setting, States, operands, setting, walk
+from scanforge.errors import ArgumentError
+from scanforge.ir.program import Program
+from scanforge.ir.scan import TIME, Scan, load
+from scanforge.launch import Options
+from scanforge.plan import Plan
+from scanforge.pointwise import pointwise, run_pointwise
+from scanforge.views import View, aligned
+from scanforge.work import Work
+
+Tensor = torch.Tensor
+
+
+def form_of(text: str, options: Options, *, packed: bool) -> MatrixForm | None:
+    """The form, where the lowering is to run."""
+    if options.lowering != "chunked":
+        return None
+    form = matrix_form(text)
+    return None if isinstance(form, str) or why_not(form, packed=packed) else form
+
+
+def why_not(form: MatrixForm, *, packed: bool) -> str:
+    """What of a matrix form these kernels do not have; empty for nothing."""
+    if form.decay_on == "value":
+        return f"its decay is on {form.value_axis}, which the readout keeps"
+    return "sequences are packed" if packed else ""
+
+
+def check(name: str, text: str, *, packed: bool, gradient: bool) -> None:
+    """Raise ArgumentError where lowering="chunked" is asked for and does not apply."""
+    form = matrix_form(text)
+    reason = form if isinstance(form, str) else why_not(form, packed=packed)
+    reason = reason or ("it has no backward pass yet, and a gradient is wanted" if gradient else "")
+    if reason:
+        raise ArgumentError(
+            f"{name}: lowering='chunked' does not apply, since {reason}. Write lowering='ordered_tile' or "
+            "'split', or leave lowering out."
+        )
+
+
+def plan_of(form: MatrixForm, options: Options) -> Plan:
+    """What runs and why."""
+    return Plan("triton", "chunked", "forced by lowering=" if options.lowering else form.sentence())
+
+
+def forward(text: str, form: MatrixForm, work: Work, sizes: dict[str, int], options: Options) -> None:
+    """Run a recurrence; the views are in the order of processing."""
+    scan = load(text)
+    shown = [v.tensor.dtype for n, v in work.outputs.items() if v.has[0]]
+    call = _setting(text, form, scan, work, sizes, options, shown[0] if shown else options.dtype)
+    made = operands(call, work.inputs)
+    values = _values(call, scan, work)
+    begin, end = (States.of(call, views[form.state]) for views in (work.starts, work.ends))
+    if form.plain_readout:
+        (target,) = work.outputs.values()
+        walk(call, made, values, target, begin, end)
+    else:
+        contracted = over_time(call, scan, form.value_axis, call.computed)
+        walk(call, made, values, contracted, begin, end)
+        given = work.inputs | {form.contracted: contracted}
+        _run(call, form.readout, given, work.outputs)
+    for name, view in work.kept.items():  # what the backward pass begins with
+        view.row(0).take(_tensor(work.starts[name]), range(len(view.shape) - 1))
+
+
+def _setting(
+    text: str, form: MatrixForm, scan: Scan, work: Work, sizes: dict[str, int], options: Options,
+    shown: torch.dtype,
+) -> Setting:  # fmt: skip
+    like = next(iter((work.inputs | work.starts).values())).tensor
+    axes = (TIME, *scan.lanes)
+    return setting(text, form, axes, sizes, shown, options.dtype, work.int_type(), like)
+
+
+def _values(call: Setting, scan: Scan, work: Work) -> View:
+    """What is written along values: an input as it is, or made of some."""
+    plain = call.form.plain("value")
+    if plain and all(work.inputs[plain].has):
+        return work.inputs[plain]
+    if plain:
+        return work.inputs[plain]
+    made = over_time(call, scan, call.form.value_axis, call.dot)
+    _run(call, call.form.values, work.inputs, {"value": made})
+    return made
+
+
+def over_time(call: Setting, scan: Scan, column: str, dtype: torch.dtype) -> View:
+    """Room for something of all steps and lanes along one axis, in the order of processing."""
+    dims = scan.order((TIME, *call.form.lanes, column))
+    tensor = call.empty(*(call.sizes[a] for a in dims), dtype=dtype)
+    return aligned(scan, dims, tensor, call.sizes)
+
+
+def _run(call: Setting, program: Program, inputs: dict[str, View], outputs: dict[str, View]) -> None:
+    """A program without states, its views over the lanes of the whole recurrence."""
+    own = [(n, tuple(a for a, has in zip(call.axes, v.has, strict=True) if has)) for n, v in outputs.items()]
+    text = pointwise(program, own)
+    kept = load(text).axes
+    at = [call.axes.index(a) for a in kept]
+
+    def narrow(view: View) -> View:
+        return replace(
+            view,
+            shape=tuple(view.shape[i] for i in at),
+            strides=tuple(view.strides[i] for i in at),
+            has=tuple(view.has[i] for i in at),
+        )
+
+    read = {v.name: narrow(inputs[v.name]) for v in program.inputs}
+    run_pointwise(text, read, {n: narrow(v) for n, v in outputs.items()}, call.sizes, call.computed)
+
+
+def _tensor(view: View) -> Tensor:
+    """A view of states as a tensor."""
+    start = view.tensor.storage_offset() + view.offset
+    return view.tensor.as_strided(view.shape, view.strides, start)

@@ -1,0 +1,217 @@
+"""Kernels over chunks, launched: their operands in memory, tensors and strides in the order of arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from scanforge import dtypes
+from scanforge.cache import load_kernel_module
+from scanforge.chunked_form import MatrixForm, matrix_form
+from scanforge.chunked_plan import ChunkPlan, chunk_plan
+from scanforge.emit import chunk_gates
+from scanforge.emit.chunk_frame import ChunkForm, Tile
+from scanforge.emit.chunk_walk import WalkForm, buffers, tiles, walk_kernel
+from scanforge.ir.scan import TIME
+from scanforge.views import View
+from scanforge.work import on_device
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """All that the launches of a call share."""
+
+    text: str
+    form: MatrixForm
+    plan: ChunkPlan
+    chunk: ChunkForm
+    axes: tuple[str, ...]  # of views: time, then the lanes of the recurrence
+    sizes: dict[str, int]
+    like: Tensor  # of the call's device
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        """The sizes of the lane axes."""
+        return tuple(self.sizes[a] for a in self.form.lanes)
+
+    @property
+    def count(self) -> int:
+        """How many lanes there are."""
+        total = 1
+        for n in self.lanes:
+            total *= n
+        return total
+
+    @property
+    def length(self) -> int:
+        """Steps."""
+        return self.sizes[TIME]
+
+    @property
+    def chunks(self) -> int:
+        """Chunks."""
+        return self.plan.chunks(self.length)
+
+    @property
+    def dot(self) -> torch.dtype:
+        """The type of the operands of products."""
+        return dtypes.named(self.chunk.dot_type)
+
+    @property
+    def computed(self) -> torch.dtype:
+        """The type that is summed in."""
+        return dtypes.named(self.chunk.float_type)
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Room on the call's device."""
+        return self.like.new_empty(shape, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What the gates make of chunks, `[lanes, chunks, ...]`."""
+
+    queries: Tensor  # [C, KP]
+    keys: Tensor
+    scores: Tensor  # [C keys, C queries]
+    scales: Tensor  # [4, KP]
+    flags: Tensor
+
+
+PRECISIONS = {"highest": "ieee", "high": "tf32x3", "medium": "tf32"}
+
+
+def setting(
+    text: str, form: MatrixForm, axes: tuple[str, ...], sizes: dict[str, int], shown: torch.dtype,
+    computed: torch.dtype, int_type: str, like: Tensor,
+) -> Setting:  # fmt: skip
+    """The setting of a call whose outputs over time have the type `shown`.
+
+    In bfloat16 operands of products are rounded to it. In float16 they are float32, as tf32 is no less exact;
+    float32 follows torch.set_float32_matmul_precision.
+    """
+    dot = shown if shown in {torch.bfloat16, torch.float64} else torch.float32
+    dot = torch.float64 if computed == torch.float64 else dot
+    precision = "tf32" if shown == torch.float16 else PRECISIONS[torch.get_float32_matmul_precision()]
+    chunk = ChunkForm(
+        len(form.lanes),
+        dtypes.name(computed),
+        int_type,
+        dtypes.name(dot),
+        precision,
+        nvidia=like.is_cuda and torch.version.cuda is not None,
+        interpreted=os.environ.get("TRITON_INTERPRET") == "1",
+    )
+    plan = chunk_plan(sizes[form.key_axis], sizes[form.value_axis], dot)
+    return Setting(text, form, plan, chunk, axes, sizes, like)
+
+
+@lru_cache(maxsize=4096)
+def kernel(source: str) -> Any:
+    """The function to launch."""
+    return load_kernel_module(source).kernel
+
+
+@lru_cache(maxsize=4096)
+def gates_source(text: str, chunk: ChunkForm, *, exact: bool) -> str:
+    """The text of a kernel of chunks' operands."""
+    form = matrix_form(text)
+    assert isinstance(form, MatrixForm)
+    return (chunk_gates.exact_kernel if exact else chunk_gates.fast_kernel)(form, chunk)
+
+
+walk_source = lru_cache(maxsize=256)(walk_kernel)
+
+
+def operands(call: Setting, inputs: Mapping[str, View]) -> Operands:
+    """Queries, keys, scores and scales of all chunks, those that are no matter for the fast form repaired."""
+    plan, shape = call.plan, (call.count, call.chunks)
+    made = Operands(
+        call.empty(*shape, plan.steps, plan.padded, dtype=call.dot),
+        call.empty(*shape, plan.steps, plan.padded, dtype=call.dot),
+        call.empty(*shape, plan.steps, plan.steps, dtype=call.dot),
+        call.empty(*shape, chunk_gates.SCALES, plan.padded, dtype=call.computed),
+        call.empty(*shape, dtype=torch.int32),
+    )
+    found = [(t, inputs[t.name], call.form.key_axis) for t in chunk_gates.gate_tiles(call.form)]
+    given = [made.queries, made.keys, made.scores, made.scales, made.flags]
+    constants = {
+        "K": call.sizes[call.form.key_axis],
+        "KP": plan.padded,
+        "C": plan.steps,
+        "LEVELS": plan.levels,
+    }
+    fast, exact = (gates_source(call.text, call.chunk, exact=e) for e in (False, True))
+    grid = call.count * call.chunks
+    run(call, fast, found, given, constants | {"KB": plan.gate_keys}, grid, plan.gate_warps)
+    grid = call.count * -(-call.chunks // chunk_gates.TOGETHER)
+    run(call, exact, found, given, constants | {"KB": plan.exact_keys}, grid, plan.gate_warps)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """A state's tensor as a walk sees it: strides along lanes, keys and values."""
+
+    tensor: Tensor
+    lanes: tuple[int, ...]
+    key: int
+    value: int
+
+    @classmethod
+    def of(cls, call: Setting, view: View) -> States:
+        """Of a view over lanes."""
+        at = dict(zip(call.axes[1:], view.strides, strict=True))
+        lanes = tuple(at[a] for a in call.form.lanes)
+        return cls(view.pointer(), lanes, at[call.form.key_axis], at[call.form.value_axis])
+
+
+def walk(
+    call: Setting, made: Operands, given: View, shown: View | None, begin: States, end: States, *,
+    down: bool = False, kept: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Walk over all chunks; the states before each are `kept`, `[lanes, chunks + 1, V, KP]`."""
+    plan, form = call.plan, call.form
+    which = WalkForm(plan.padded // plan.keys, plan.keys, down, shown is not None, kept is not None)
+    views = {"given": given, "shown": shown}
+    found: list[tuple[Tile, View | States, str]] = []
+    for t in tiles(which):
+        view = views.get(t.name) or (begin if t.name == "begin_state" else end)
+        found.append((t, view, form.value_axis))
+    room = {"queries": made.queries, "keys": made.keys, "scores": made.scores, "scales": made.scales}
+    rooms = [kept if b == "states" else room[b] for b in buffers(which)]
+    values = call.sizes[form.value_axis]
+    constants = {
+        "V": values, "VB": plan.values, "C": plan.steps, "KP": plan.padded, "K": call.sizes[form.key_axis],
+        "NS": plan.stages, "sk_begin_state": begin.key, "sv_begin_state": begin.value,
+        "sk_end_state": end.key, "sv_end_state": end.value,
+    }  # fmt: skip
+    grid = call.count * -(-values // plan.values)
+    run(call, walk_source(call.chunk, which), found, rooms, constants, grid, plan.walk_warps)
+
+
+def run(
+    call: Setting, source: str, found: Sequence[tuple[Tile, View | States, str]], rooms: Sequence[Any],
+    constants: dict[str, int], grid: int, warps: int,
+) -> None:  # fmt: skip
+    """Launch a kernel: tiles with the axis of their columns, buffers, constants."""
+    strides: list[int] = []
+    for tile, view, column in found:
+        if isinstance(view, States):
+            strides += view.lanes
+            continue
+        at = dict(zip(call.axes, view.strides, strict=True))
+        strides += [at[a] for a in call.form.lanes]
+        strides += [at[TIME]] * tile.timed + [at[column]] * tile.column
+    tensors = [v.tensor if isinstance(v, States) else v.pointer() for _, v, _ in found]
+    with on_device(call.like):
+        kernel(source)[(grid,)](
+            *tensors, *rooms, call.length, call.chunks, *call.lanes, *strides, **constants, num_warps=warps
+        )

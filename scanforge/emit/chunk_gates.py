@@ -1,0 +1,220 @@
+"""MatrixForm -> the kernels that make the operands of chunks: queries and keys, scores, scales of the state.
+
+With G_i the sum of the logarithms of the decays of steps 0..i of a chunk, and D = G - G_mid:
+
+    queries = query 2^D,   keys = key 2^-D,   scores = tril(queries keysᵀ)
+    contracted = queries (before S) + scores values,   S' = after (inner S + keysᵀ values)
+
+with before = inner = 2^G_mid and after = 2^(G_last - G_mid). That holds while all |D| are small, which is
+tested; a chunk that fails is flagged, and another kernel makes it from products of decays, half by half, each
+of which the recurrence itself forms. So decays may be 0, negative or above 1.
+"""
+
+from __future__ import annotations
+
+from scanforge.chunked_form import MatrixForm
+from scanforge.emit import chunk_frame as frame
+from scanforge.emit.chunk_frame import ChunkForm, Tile
+from scanforge.emit.triton_maths import helpers
+from scanforge.emit.triton_text import function
+
+BUFFERS = ("queries", "keys", "scores", "scales", "flags")
+CONSTANTS = ("K", "KP", "KB", "C", "LEVELS")
+SCALES = 4  # vectors of a chunk: before, inner, after, and `inner` of the walk backwards
+TOGETHER = 32  # chunks whose flags one program looks at
+
+
+def fast_kernel(form: MatrixForm, chunk: ChunkForm) -> str:
+    """The kernel of all chunks."""
+    body = [
+        *frame.place(chunk, "tl.program_id(0) // CHUNKS"),
+        "chunk = tl.program_id(0) % CHUNKS",
+        *rows(form, chunk),
+        "at_mid = ((j <= i) & (j >= C // 2)).to(LOGS) - ((j > i) & (j < C // 2)).to(LOGS)",
+        "largest = tl.zeros([C, KB], FLOAT)",
+        *over_columns([*load_gates(form), *logarithms(form, chunk), *_fast(form)]),
+        *_store_scores(form),
+        f"tl.store(ptr_flags + place, (tl.max(largest) < {chunk.limit!r}).to(tl.int32))",
+    ]
+    return module(form, chunk, "the operands of chunks", BUFFERS, CONSTANTS, body)
+
+
+def exact_kernel(form: MatrixForm, chunk: ChunkForm) -> str:
+    """The kernel of flagged chunks."""
+    inner = [*rows(form, chunk), *over_columns([*load_gates(form), *_exact(form)]), *_store_scores(form)]
+    body = for_flagged(chunk, inner)
+    return module(form, chunk, "the operands of flagged chunks", BUFFERS, CONSTANTS, body)
+
+
+def gate_tiles(form: MatrixForm) -> tuple[Tile, ...]:
+    """The inputs of the gates."""
+    return frame.tiles_of(form.gates, form.key_axis)
+
+
+def module(
+    form: MatrixForm, chunk: ChunkForm, what: str, buffers: tuple[str, ...], constants: tuple[str, ...],
+    body: list[str], more: tuple[Tile, ...] = (),
+) -> str:  # fmt: skip
+    """A kernel's text around its body, the gates before it."""
+    gates = function(form.gates, "gates", "What the steps of a chunk have at some columns.")
+    head = frame.arguments(chunk, (*gate_tiles(form), *more), buffers, constants)
+    parts = [
+        frame.head(form.gates.name.removesuffix(".gates"), what, chunk) + LOGARITHM.format(logs=logs(chunk)),
+        helpers(gates),
+        gates,
+        "\n".join([*head, *frame.indent(body)]),
+    ]
+    return "\n\n".join(p.strip("\n") + "\n" for p in parts if p)
+
+
+LOGARITHM = """
+LOGS = tl.constexpr(tl.{logs})
+
+
+@triton.jit
+def log2(x):
+    if NVIDIA and DOT == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.log2(x)
+"""
+
+
+def logs(chunk: ChunkForm) -> str:
+    """The type of logarithms. In float16 a decay near 1 is rounded by less than bfloat16 rounds beside it."""
+    return "float16" if chunk.dot_type == "bfloat16" else chunk.float_type
+
+
+def for_flagged(chunk: ChunkForm, body: list[str]) -> list[str]:
+    """Run a body for the chunks whose flag is down."""
+    return [
+        f"groups = tl.cdiv(CHUNKS, {TOGETHER})",
+        *frame.place(chunk, "tl.program_id(0) // groups"),
+        f"start = tl.program_id(0) % groups * {TOGETHER}",
+        f"some = start + tl.arange(0, {TOGETHER})",
+        "flags = tl.load(ptr_flags + lane * CHUNKS + some, mask=some < CHUNKS, other=1)",
+        "if tl.min(flags, 0) == 0:",
+        f"    for chunk in range(start, min(start + {TOGETHER}, CHUNKS)):",
+        "        if tl.load(ptr_flags + lane * CHUNKS + chunk) == 0:",
+        *frame.indent(body, 3),
+    ]
+
+
+def rows(form: MatrixForm, chunk: ChunkForm) -> list[str]:
+    """The rows of a chunk."""
+    return [
+        *(frame.base(chunk, t) for t in gate_tiles(form)),
+        "i = tl.arange(0, C)[:, None]",
+        "j = tl.arange(0, C)[None, :]",
+        "step = (chunk * C + i).to(tl.int64)",
+        "live = step < T",
+        "place = lane * CHUNKS + chunk",
+        "scores = tl.zeros([C, C], FLOAT)  # [key, query]",
+    ]
+
+
+def over_columns(body: list[str]) -> list[str]:
+    """Some columns after others."""
+    return ["for first in tl.range(0, KP, KB):", *frame.indent(body)]
+
+
+def load_gates(form: MatrixForm) -> list[str]:
+    """The inputs, and what the gates make of them; neutral beyond the tensors."""
+    tiles, names = gate_tiles(form), [n for n, _ in form.gates.outputs]
+    one = {"decay": "1.0"}
+    return [
+        "column = first + tl.arange(0, KB)[None, :]",
+        "real = column < K",
+        *(f"in_{t.name} = {frame.load(t)}" for t in tiles),
+        f"{', '.join(names)} = gates({', '.join(f'in_{t.name}' for t in tiles)})",
+        "inside = live & real",
+        *(f"{n} = tl.where(inside, {n}, {one.get(n, '0.0')})" for n in names),
+    ]
+
+
+def logarithms(form: MatrixForm, chunk: ChunkForm) -> list[str]:
+    """D, the sums of each half, and what is to be small. A gradient may divide by a decay."""
+    floor = "-256.0" if chunk.float_type == "float32" else "-2200.0"  # 0 as a power of 2
+    given = "log2_decay" if form.log_decay else f"tl.where(decay > 0.0, log2(decay), {floor})"
+    least = chunk.limit if form.log_decay else 12.0
+    return [
+        f"l = tl.maximum({given}, {floor}).to(LOGS)",
+        'd = tl.dot(at_mid, l, input_precision="ieee", out_dtype=FLOAT)  # [C, KB]',
+        "logs = l.to(FLOAT)",
+        "until_mid = tl.sum(tl.where(i < C // 2, logs, 0.0), 0)",
+        "from_mid = tl.sum(tl.where(i < C // 2, 0.0, logs), 0)",
+        f'size = tl.where(logs >= {-least!r}, tl.abs(d), float("inf"))',
+        "largest = tl.maximum(largest, size)",
+    ]
+
+
+def _fast(form: MatrixForm) -> list[str]:
+    reach = "d - logs" if form.reads_before else "d"
+    return [
+        f"queries = (query * tl.exp2({reach})).to(DOT)",
+        "keys = (key * tl.exp2(-d)).to(DOT)",
+        "scores = plus_product(scores, keys, tl.trans(queries))",
+        "before, after = tl.exp2(until_mid), tl.exp2(from_mid)",
+        *_store("before", "before", "after", "after"),
+    ]
+
+
+def halves() -> list[str]:
+    """Of one level: which rows are in the upper halves, and the last rows of halves."""
+    return [
+        "size = 1 << level",
+        "upper = (i // size) % 2 == 1",
+        "pairs = (i // (2 * size) == j // (2 * size)) & ((i // size) % 2 == 0) & ((j // size) % 2 == 1)",
+        "low_end = tl.broadcast_to(i // (2 * size) * (2 * size) + size - 1, [C, KB])",
+    ]
+
+
+def _exact(form: MatrixForm) -> list[str]:
+    reach = "past" if form.reads_before else "up"
+    decay = ["decay = tl.exp2(log2_decay)"] if form.log_decay else []
+    diagonal = [] if form.reads_before else ["scores += tl.where(i == j, product(key, tl.trans(query)), 0.0)"]
+    return [
+        *decay,
+        "up = decay + tl.zeros([C, KB], FLOAT)  # of its half until its step; `past` without it",
+        "past = tl.full([C, KB], 1.0, FLOAT)",
+        "down = tl.full([C, KB], 1.0, FLOAT)  # of its half after its step",
+        *diagonal,
+        "for level in tl.range(0, LEVELS):",
+        *frame.indent(
+            [
+                *halves(),
+                f"crossing = product(key * down, tl.trans(query * {reach}))",
+                "scores += tl.where(pairs, crossing, 0.0)",
+                "below = tl.gather(up, low_end, 0)",
+                "above = tl.gather(up, low_end + size, 0)",
+                "down = tl.where(upper, down, down * above)",
+                "past = tl.where(upper, past * below, past)",
+                "up = tl.where(upper, up * below, up)",
+            ]
+        ),
+        f"queries, keys = (query * {reach}).to(DOT), (key * down).to(DOT)",
+        "total = tl.sum(tl.where(i == C - 1, up, 0.0), 0)",
+        "ones = tl.full([KB], 1.0, FLOAT)",
+        *_store("ones", "total", "ones", "total"),
+    ]
+
+
+def _store(*scales: str) -> list[str]:
+    flat = "first + tl.arange(0, KB)"
+    return [
+        "tl.store(ptr_queries + place * (C * KP) + i * KP + column, queries)",
+        "tl.store(ptr_keys + place * (C * KP) + i * KP + column, keys)",
+        *(
+            f"tl.store(ptr_scales + place * ({SCALES} * KP) + {k} * KP + {flat}, {s})"
+            for k, s in enumerate(scales)
+        ),
+    ]
+
+
+def _store_scores(form: MatrixForm) -> list[str]:
+    kept = "i < j" if form.reads_before else "i <= j"
+    return [
+        f"tl.store(ptr_scores + place * (C * C) + i * C + j, tl.where({kept}, scores, 0.0).to(DOT))",
+    ]

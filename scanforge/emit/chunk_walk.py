@@ -1,0 +1,138 @@
+"""The walk over a lane's chunks: the state on chip, one block of values a program. It knows no gates.
+
+    contracted = queries (before S) + scores values,   S' = after (inner S + keysᵀ values)
+
+for chunk after chunk, S as [values, columns] in blocks of KB columns. Backwards it carries the cotangent of
+the state: queries and keys change places, scores are transposed, and the cotangents of outputs are what is
+read along values:
+
+    grad_values = keys (after dS) + scoresᵀ grad,   dS' = before (back dS + queriesᵀ grad)
+
+A factor at the end of a chunk waits for the one at the beginning of the next. The state before each chunk, in
+the order of the walk, and after the last one, can be stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scanforge.emit import chunk_frame as frame
+from scanforge.emit.chunk_frame import ChunkForm, Tile
+from scanforge.emit.chunk_gates import SCALES
+
+CONSTANTS = ("V", "VB", "C", "KP", "K", "NS")
+
+
+@dataclass(frozen=True, slots=True)
+class WalkForm:
+    """Which walk it is, and what it leaves."""
+
+    blocks: int  # of columns, each of KB
+    width: int  # KB
+    down: bool = False  # from the last chunk to the first
+    shown: bool = True  # it makes an output
+    stored: bool = False  # states are stored
+
+
+def tiles(walk: WalkForm) -> tuple[Tile, ...]:
+    """What is read along values, the output, and the states before and after all."""
+    shown = (Tile("shown", "float", True, True),) if walk.shown else ()
+    return (
+        Tile("given", "float", True, True), *shown,
+        Tile("begin_state", "float", False, False), Tile("end_state", "float", False, False),
+    )  # fmt: skip
+
+
+def buffers(walk: WalkForm) -> tuple[str, ...]:
+    """What chunks bring, and room for states."""
+    scores = ("scores",) if walk.shown else ()
+    return ("queries", "keys", *scores, "scales", *(("states",) if walk.stored else ()))
+
+
+def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
+    """The kernel's text."""
+    order = (2, 3, 0) if walk.down else (0, 1, 2)  # of the scales: at the read, within, at the end
+    read, write = ("keys", "queries") if walk.down else ("queries", "keys")
+    head = frame.arguments(chunk, tiles(walk), buffers(walk), CONSTANTS)
+    head.insert(-1, "    sk_begin_state, sv_begin_state, sk_end_state, sv_end_state,")
+    body = [
+        *frame.place(chunk, "tl.program_id(0) // tl.cdiv(V, VB)"),
+        *(frame.base(chunk, t) for t in tiles(walk)),
+        f"KB: tl.constexpr = {walk.width}",
+        "i = tl.arange(0, C)[:, None]",
+        "j = tl.arange(0, C)[None, :]",
+        "value = tl.program_id(0) % tl.cdiv(V, VB) * VB + tl.arange(0, VB)",
+        "down, across = value[:, None], value[None, :]  # of the state, of what has time",
+    ]
+    for b in range(walk.blocks):
+        body += [
+            f"column{b} = {b} * KB + tl.arange(0, KB)",
+            f"kept{b} = (down < V) & (column{b}[None, :] < K)",
+            f"S{b} = tl.load({_at('begin', b)}, mask=kept{b}, other=0.0).to(FLOAT)",
+            f"late{b} = tl.full([KB], 1.0, FLOAT)",
+        ]
+    body += ["for index in tl.range(0, CHUNKS, num_stages=NS):"]
+    body += frame.indent(_chunk(walk, order, read, write))
+    last = [f"S{b} *= late{b}[None, :]" for b in range(walk.blocks)]
+    body += last
+    body += _store_states(walk, "CHUNKS") if walk.stored else []
+    body += [f"tl.store({_at('end', b)}, S{b}, mask=kept{b})" for b in range(walk.blocks)]
+    what = f"the walk {'down' if walk.down else 'up'} over chunks"
+    text = [frame.head("chunked", what, chunk), "\n".join([*head, *frame.indent(body)])]
+    return "\n\n".join(x.strip("\n") + "\n" for x in text)
+
+
+def _at(which: str, b: int) -> str:
+    name = f"{which}_state"
+    return f"at_{name} + down.to(tl.int64) * sv_{name} + column{b}[None, :].to(tl.int64) * sk_{name}"
+
+
+def _chunk(walk: WalkForm, order: tuple[int, int, int], read: str, write: str) -> list[str]:
+    """One chunk."""
+    lines = [
+        f"chunk = {'CHUNKS - 1 - index' if walk.down else 'index'}",
+        "place = lane * CHUNKS + chunk",
+        "step = (chunk * C + i).to(tl.int64)",
+        "live = (step < T) & (across < V)",
+        f"given = tl.load({frame.address(tiles(walk)[0], column='across')}, mask=live, other=0.0)",
+        "values = tl.trans(given)  # [VB, C]",
+    ]
+    if walk.stored:
+        lines += [f"S{b} *= late{b}[None, :]" for b in range(walk.blocks)]
+        lines += _store_states(walk, "chunk + 1" if walk.down else "chunk")
+    for b in range(walk.blocks):
+        tile = "place * (C * KP) + i * KP + "
+        late = "" if walk.stored else f" * late{b}"
+        scale = [f"tl.load(ptr_scales + place * ({SCALES} * KP) + {k} * KP + column{b})" for k in order]
+        lines += [f"write = tl.load(ptr_{write} + {tile}column{b}[None, :])"]
+        if walk.shown:
+            lines += [
+                f"read = tl.load(ptr_{read} + {tile}column{b}[None, :])",
+                f"seen = S{b} * ({scale[0]}{late})[None, :]",
+                f"shown = {'plus_product(shown, ' if b else 'product('}seen, tl.trans(read))",
+            ]
+        lines += [
+            f"S{b} = S{b} * ({scale[1]}{late})[None, :]",
+            f"S{b} = plus_product(S{b}, values, write)",
+            f"late{b} = {scale[2]}",
+        ]
+    if walk.shown:
+        scores = "tl.load(ptr_scores + place * (C * C) + i * C + j)"
+        out = next(t for t in tiles(walk) if t.name == "shown")
+        lines += [
+            f"scores = {f'tl.trans({scores})' if walk.down else scores}",
+            "shown = plus_product(shown, values, scores)",
+            "shown = tl.trans(shown).to(ptr_shown.dtype.element_ty)",
+            f"tl.store({frame.address(out, column='across')}, shown, mask=live)",
+        ]
+    return lines
+
+
+def _store_states(walk: WalkForm, chunk: str) -> list[str]:
+    """The state at a boundary between chunks, counted from the first one."""
+    if walk.down and chunk == "CHUNKS":
+        chunk = "0"
+    at = f"((lane * (CHUNKS + 1) + {chunk}) * V + down) * KP"
+    return [
+        f"tl.store(ptr_states + {at} + column{b}[None, :], S{b}, mask=down < V)" for b in range(walk.blocks)
+    ]
