@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import scanforge as sf
+
 from . import arguments
 from .mixer import state_dtype
 from .segments import Segments
@@ -62,6 +64,8 @@ class CausalConv1d(nn.Module):
         if state is None:
             state = self.initial_state(batch, state_dtype(x.dtype), x.device)
         arguments.state("CausalConv1d", "window", state, (batch, self.d, self.keep))
+        if segments.group is not None:
+            state, segments = entering(x, state, segments)
         if segments.none:
             return self._plain(x, state)
         x = segments.real(x)
@@ -81,9 +85,38 @@ class CausalConv1d(nn.Module):
         turned = x.transpose(1, 2)
         before = state[..., self.keep - self.width + 1 :]
         seen = torch.cat([before.to(x.dtype), turned], -1)
-        y = F.conv1d(seen, self.weight, self.bias, groups=self.d) if x.shape[1] else turned
+        # of no steps none is left, and yet the result depends on all that it depends on otherwise
+        seen = seen if x.shape[1] else F.pad(seen, (0, 1))
+        y = F.conv1d(seen, self.weight, self.bias, groups=self.d)[..., : x.shape[1]]
         last = torch.cat([state, turned.to(state.dtype)], -1)
         return y.transpose(1, 2), last[..., last.shape[-1] - self.keep :]
+
+
+def entering(x: Tensor, state: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
+    """The window (N, d, keep) before this rank's first step, and the boundaries of its steps alone.
+
+    `state` is the first rank's. Every rank sends its own last real inputs, and how many of the window's
+    places they take: all where a sequence has begun anew.
+    """
+    steps, keep, own = x.shape[1], state.shape[-1], segments.own(x.shape[1], x.device)
+    if not keep:
+        return state, own
+    start = state if segments.first else torch.zeros_like(state)
+    if own.none or not steps:
+        turned = x.transpose(1, 2).to(start.dtype).expand(start.shape[0], -1, -1)
+        ended = torch.cat([start, turned], -1)[..., steps:]
+        taken = torch.full_like(state[:, :1], min(steps, keep))
+    else:
+        window = _Window(own.real(x), start, own)
+        ended, taken = window.after(), window.taken()[:, None, None].expand(-1, 1, keep).to(state.dtype)
+    taken = torch.full_like(taken, keep) if segments.first else taken
+    earlier = sf.distributed.before(torch.cat([ended, taken], 1), segments.group)
+    entered = torch.cat([state[None], earlier[:, :, :-1]])[0]
+    for message in earlier:
+        places = torch.arange(keep, device=x.device) + message[:, -1:].detach().long()
+        shifted = entered.gather(-1, places.clamp(max=keep - 1).expand(entered.shape))
+        entered = torch.where(places < keep, shifted, message[:, :-1])
+    return entered, own
 
 
 class _Window:
@@ -121,6 +154,10 @@ class _Window:
         row = torch.arange(self.batch.numel(), device=self.x.device)
         last = [self._at(self.batch, row, self.end, self.old, j) for j in range(self.keep, 0, -1)]
         return torch.stack(last, -1).to(self.state.dtype) if last else self.state
+
+    def taken(self) -> Tensor:
+        """(N,): how many places of the window are of this call's own, all where a sequence begins anew."""
+        return torch.where(self.old == self.young, self.end - self.first, self.keep).clamp(max=self.keep)
 
     def _at(self, batch: Tensor, row: Tensor, rank: Tensor, age: Tensor, j: int) -> Tensor:
         """What stood j real steps before `rank`, after `age` resets, in sequence `row` of line `batch`."""

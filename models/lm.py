@@ -28,8 +28,17 @@ class ResidualLayer(nn.Module):
         self.ffn: nn.Module | None = ffn
         self.dropout = nn.Dropout(dropout)
 
-    def add(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The layer's output, of its input and what the mixer made of it."""
+    def forward(self, x: Tensor, state: State, flags: Mapping[str, Any]) -> tuple[Tensor, State]:
+        """x (B, T, d_model) -> (y, the mixer's state after it); `flags` are the call's boundaries."""
+        mixed, after = self.mixer(self.norm(x), state=state, return_state=True, **flags)
+        return self._add(x, mixed), after
+
+    def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
+        """x_t (B, d_model) -> (y_t, the mixer's state after it)."""
+        mixed, after = self.mixer.step(self.norm(x_t), state)
+        return self._add(x_t, mixed), after
+
+    def _add(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + self.dropout(mixed)
         if self.ffn is not None and self.ffn_norm is not None:
             x = x + self.dropout(self.ffn(self.ffn_norm(x)))
@@ -54,20 +63,14 @@ class ResidualStack(Mixer):
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> Any:
         """x (B, T, d_model) -> y, or (y, state); see `Mixer`."""
         arguments.sequence("ResidualStack", x, self.d_model)
-        segments = Segments.of("ResidualStack", x, reset, cu_seqlens, mask)
-        options: dict[str, Any] = {
-            "reset": reset,
-            "cu_seqlens": cu_seqlens,
-            "mask": mask,
-            "return_state": True,
-        }
+        segments = Segments.of("ResidualStack", x, reset, cu_seqlens, mask, sequence_group)
         x, after = segments.real(x), []
         for layer, before in zip(self._layers(), self._states(state), strict=True):
-            mixed, new = layer.mixer(layer.norm(x), state=before, **options)
-            x = layer.add(x, mixed)
+            x, new = layer(x, before, segments.flags)
             after.append(new)
         y = segments.real(x)
         return (y, after) if return_state else y
@@ -77,8 +80,7 @@ class ResidualStack(Mixer):
         arguments.token("ResidualStack", x_t, self.d_model)
         after = []
         for layer, before in zip(self._layers(), self._states(state), strict=True):
-            mixed, new = layer.mixer.step(layer.norm(x_t), before)
-            x_t = layer.add(x_t, mixed)
+            x_t, new = layer.step(x_t, before)
             after.append(new)
         return x_t, after
 
@@ -177,11 +179,12 @@ class RecurrentLM(Generates, Mixer):
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> Any:
         """Tokens x (B, T) -> logits (B, T, V), or (logits, state); see `Mixer`. Padding may hold anything."""
         arguments.tokens("RecurrentLM", x)
-        segments = Segments.of("RecurrentLM", x, reset, cu_seqlens, mask)
-        hidden, after = self.stack(self.embed(segments.real(x)), state, True, reset, cu_seqlens, mask)
+        segments = Segments.of("RecurrentLM", x, reset, cu_seqlens, mask, sequence_group)
+        hidden, after = self.stack(self.embed(segments.real(x)), state, True, **segments.flags)
         logits = segments.real(self.head(self.norm(hidden)))
         return (logits, after) if return_state else logits
 

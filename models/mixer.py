@@ -33,12 +33,16 @@ class Mixer(Recorded, nn.Module, ABC):
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> Any:
         """y, or (y, state after the last step) with `return_state`.
 
         `state` None is `initial_state`. `reset` (B, T): a new sequence starts at t, from `initial_state`.
         `cu_seqlens` (N + 1,): N sequences packed into a batch of one; states then have N rows.
         `mask` (B, T): false is padding on any side: the state passes through, outputs and gradients are 0.
+        `sequence_group`: x is this rank's stretch of a sequence that lies over the ranks of a process group
+        (or a device mesh of one dimension), as `reset` and `mask` are; `cu_seqlens` counts the whole. The
+        first rank's `state` is read, and a rank gets the state after its own steps.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Where sequences start and which steps are padding: checked once a call, read by every part of a layer."""
+"""Where sequences start, what is padding, which ranks hold steps: checked once, read by all of a layer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+import scanforge as sf
 
 Tensor = torch.Tensor
 
@@ -17,15 +19,22 @@ class Segments:
     reset       (B, T) bool: a new sequence starts at t, from the layer's own initial state
     cu_seqlens  (N + 1,) int: N sequences behind each other in a batch of one, with N states
     mask        (B, T) bool: false is padding; state passes through, outputs and gradients are 0
+    group       over whose ranks time is split; x, reset and mask are of a rank's steps, cu_seqlens of all
     """
 
     reset: Tensor | None = None
     cu_seqlens: Tensor | None = None
     mask: Tensor | None = None
+    group: Any = None
 
     @staticmethod
     def of(
-        where: str, x: Tensor, reset: Tensor | None, cu_seqlens: Tensor | None, mask: Tensor | None
+        where: str,
+        x: Tensor,
+        reset: Tensor | None,
+        cu_seqlens: Tensor | None,
+        mask: Tensor | None,
+        group: Any = None,
     ) -> Segments:
         """The options of a forward call; flags of any dtype, where a number that is not 0 counts as true."""
         flags = {"reset": reset, "mask": mask}
@@ -45,7 +54,7 @@ class Segments:
                 "where each of the N sequences ends."
             )
         return Segments(
-            None if reset is None else reset != 0, cu_seqlens, None if mask is None else mask != 0
+            None if reset is None else reset != 0, cu_seqlens, None if mask is None else mask != 0, group
         )
 
     @property
@@ -64,13 +73,39 @@ class Segments:
         mask = self.mask.reshape(*self.mask.shape, *([1] * (x.ndim - 2)))
         return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
-    def options(self, reset_state: Any = None) -> dict[str, Any]:
-        """Keywords for `sf.scan`. `reset_state` is the layer's own initial state.
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Keywords for the `forward` of a layer within these boundaries; a mixer need not know of groups."""
+        boundaries = {"reset": self.reset, "cu_seqlens": self.cu_seqlens, "mask": self.mask}
+        return boundaries if self.group is None else boundaries | {"sequence_group": self.group}
 
-        A layer that hands a carried state to `sf.scan` must give it, zeros too: without it resets start from
-        the state that was carried in.
+    def scan(self, recurrence: Any, /, *, reset_state: Any = None, **options: Any) -> Any:
+        """(outputs, final state) of a recurrence within these boundaries, and over the ranks of the group.
+
+        `reset_state` is the layer's own initial state. A layer that hands on a carried state must give it,
+        zeros too: without it resets start from the state that was carried in.
         """
-        options: dict[str, Any] = {"cu_seqlens": self.cu_seqlens, "mask": self.mask}
+        options |= {"cu_seqlens": self.cu_seqlens, "mask": self.mask, "return_final_state": True}
         if self.reset is not None:
             options |= {"reset": self.reset, "reset_state": reset_state}
-        return options
+        if self.group is None:
+            return sf.scan(recurrence, **options)
+        return sf.distributed.scan(recurrence, group=self.group, **options)
+
+    @property
+    def first(self) -> bool:
+        """Whether the sequence begins with this rank's steps."""
+        return self.group is None or sf.distributed.place(self.group) == 0
+
+    def begin(self, steps: int, device: torch.device) -> Tensor | int:
+        """Where in the sequence this rank's steps begin."""
+        if self.group is None:
+            return 0
+        return sf.distributed.before(torch.tensor(steps, device=device), self.group).sum()
+
+    def own(self, steps: int, device: torch.device) -> Segments:
+        """The boundaries of this rank's steps alone, for what knows already how the ranks before it end."""
+        bounds = self.cu_seqlens
+        if bounds is not None:
+            bounds = (bounds - self.begin(steps, device)).clamp(0, steps)
+        return Segments(self.reset, bounds, self.mask)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scanforge import maths, operators
+from scanforge import distributed, maths, operators
 from scanforge.api import prefixes, scan, step
 from scanforge.declare import Operator
 from scanforge.errors import (
@@ -38,8 +38,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Affine", "ArgumentError", "BackendError", "DTypeError", "DeclarationError", "DeviceError",
     "Element", "GroupError", "Input", "InputError", "LawError", "Operator", "Output", "Recurrence",
-    "ScanforgeError", "ShapeError", "State", "TraceError", "check", "explain", "last_run", "operators",
-    "prefixes", "scan", "set_law_check", "source", "step",
+    "ScanforgeError", "ShapeError", "State", "TraceError", "check", "distributed", "explain",
+    "last_run", "operators", "prefixes", "scan", "set_law_check", "source", "step",
 ]  # fmt: skip
 
 

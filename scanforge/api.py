@@ -65,7 +65,7 @@ def scan(  # noqa: PLR0913 - options by keyword
     declared = declared_of(operator)
     named_only(declared, "scan", unnamed)
     wants_finals = flag_option(declared, "return_final_state", return_final_state)
-    backwards, kept = flag_option(declared, "reverse", reverse), _memory(declared, memory)
+    backwards, kept = flag_option(declared, "reverse", reverse), memory_option(declared, memory)
     states = initial_state, reset_state
     call = prepare(operator, tensors, *states, dim=time_dim(declared, dim), cu_seqlens=cu_seqlens)
     call = bounded(call, reverse=backwards, reset=reset, mask=mask, lengths=lengths)
@@ -208,7 +208,8 @@ def one_or_tuple(values: list[Tensor]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _memory(declared: Declaration | Fused, memory: object) -> str:
+def memory_option(declared: Declaration | Fused, memory: object) -> str:
+    """What goes into a call's options."""
     if memory not in {None, "low"}:
         raise ArgumentError(
             f"{declared.name}: memory={memory!r} is no choice: write memory='low', or leave it out."

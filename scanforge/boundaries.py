@@ -20,6 +20,17 @@ def bounded(
     call: Prepared, *, reverse: bool, reset: Any = None, mask: Any = None, lengths: Any = None
 ) -> Prepared:
     """The call with its padding and its resets."""
+    starts, real = checked(call, reset=reset, mask=mask, lengths=lengths)
+    begins = _segment_start(call, starts, real, reverse) if call.asks_start else None
+    if starts is not None and reverse:
+        starts = _between(starts.expand(*starts.shape[:-1], call.sizes[TIME]))
+    return cut(call, starts, real, begins)
+
+
+def checked(
+    call: Prepared, *, reset: Any, mask: Any, lengths: Any, begin: int = 0, total: int | None = None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The resets and the mask of a call, whose first step is number `begin` of the `total` of `lengths`."""
     if call.entering is not None and reset is None:
         raise ArgumentError(
             f"{call.declared.name} got reset_state=, the state that resets start from, and no reset=: write "
@@ -29,18 +40,21 @@ def bounded(
         raise ArgumentError(
             f"{call.declared.name} got mask= and lengths=, which say the same thing: write one of them."
         )
-    real = _flag(call, "mask", mask) if lengths is None else _from_lengths(call, lengths)
-    starts = _flag(call, "reset", reset)
-    if call.asks_start:
-        call = call.adding(call.text, [_segment_start(call, starts, real, reverse)])
+    steps = call.sizes[TIME] if total is None else total
+    real = _flag(call, "mask", mask) if lengths is None else _from_lengths(call, lengths, begin, steps)
+    return _flag(call, "reset", reset), real
+
+
+def cut(call: Prepared, starts: Tensor | None, real: Tensor | None, begins: Tensor | None) -> Prepared:
+    """The call with flags, in the order of processing: resets, padding, and what sf.segment_start() reads."""
+    if begins is not None:
+        call = call.adding(call.text, [begins])
     if real is not None:
         padded = segments.padded(call.text, _dims(call, real))
         call = call.adding(padded.text, [real])
     if starts is not None:
-        whole = starts.expand(*starts.shape[:-1], call.sizes[TIME])
-        flags = _between(whole) if reverse else starts
-        changed = segments.resetting(call.text, _dims(call, flags))
-        call = call.adding(changed.text, [flags, *(call.entering or call.initial)])
+        changed = segments.resetting(call.text, _dims(call, starts))
+        call = call.adding(changed.text, [starts, *(call.entering or call.initial)])
     return call
 
 
@@ -155,8 +169,8 @@ def _check_device(call: Prepared, option: str, value: Tensor) -> None:
         )
 
 
-def _from_lengths(call: Prepared, lengths: Any) -> Tensor:
-    """The mask of sequences that are padded on the right."""
+def _from_lengths(call: Prepared, lengths: Any, begin: int, steps: int) -> Tensor:
+    """The mask of sequences of `steps` steps that are padded on the right; the call begins at `begin`."""
     where, shape = f"{call.declared.name}: lengths", _shape(call)[:-1]
     if not isinstance(lengths, Tensor) or lengths.dtype not in dtypes.INTS:
         raise ArgumentError(
@@ -165,14 +179,14 @@ def _from_lengths(call: Prepared, lengths: Any) -> Tensor:
     if tuple(lengths.shape) != shape:
         raise ShapeError(f"{where} has shape {tuple(lengths.shape)}, expected {shape}, the batch axes.")
     _check_device(call, "lengths", lengths)
-    steps = call.sizes[TIME]
     looks = not lengths.is_cuda and not torch.compiler.is_compiling()  # a GPU's would have to be waited for
     if looks and ((lengths < 0) | (lengths > steps)).any():
         raise ArgumentError(
             f"{where} is {lengths.tolist()}, expected numbers from 0 to the {steps} steps of the tensors: "
             "write how many steps of each sequence are real."
         )
-    mask = torch.arange(steps, device=call.device) < lengths[..., None]
+    own = torch.arange(begin, begin + call.sizes[TIME], device=call.device)
+    mask = own < lengths[..., None]
     _check_rows(call, "lengths", mask)
     return mask
 
@@ -196,9 +210,13 @@ def _segment_start(call: Prepared, starts: Tensor | None, real: Tensor | None, r
         found = _between(found)
     if steps:
         found[..., -1 if reverse else 0] = True
-    if real is None:
-        return found
-    found, kept = (x.flip(-1) if reverse else x for x in (found, real.expand(_shape(call)).long()))
+    return found if real is None else first_real(found, real, reverse)
+
+
+def first_real(found: Tensor, real: Tensor, reverse: bool) -> Tensor:
+    """The first real step at or after each boundary, in the order of processing."""
+    shown, kept = (x.flip(-1) if reverse else x for x in (found, real.expand(found.shape).long()))
     before = kept.cumsum(-1) - kept  # how many steps before this one are real
-    first = before == torch.where(found, before, -1).cummax(-1).values if steps else found
+    last = torch.where(shown, before, -1).cummax(-1).values if found.shape[-1] else before
+    first = before == last
     return first.flip(-1) if reverse else first

@@ -103,11 +103,11 @@ class HGRN2Attention(HeadMixer):
     def forward(  # type: ignore[override]
         self, x: Tensor, logical_layer_idx: int | None = None, state: State = None,
         return_state: bool = False, reset: Tensor | None = None, cu_seqlens: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | None = None, sequence_group: Any = None,
     ) -> Any:  # fmt: skip
         """y, or (y, state); `logical_layer_idx` is taken and not read, the rest is as in `Mixer.forward`."""
         arguments.sequence(type(self).__name__, x, self.hidden_size)
-        segments = Segments.of(type(self).__name__, x, reset, cu_seqlens, mask)
+        segments = Segments.of(type(self).__name__, x, reset, cu_seqlens, mask, sequence_group)
         return self.mix(x, state, return_state, segments)
 
     def answer(self, o: Tensor, x: Tensor) -> Tensor:

@@ -105,12 +105,12 @@ class HeadMixer(Mixer):
     def _scan(self, inputs: dict[str, Tensor], S: Tensor | None, segments: Segments) -> tuple[Tensor, Tensor]:
         """The readout (B, T, h, v) and the state after the last step."""
         # A reset starts from zeros, not from the state that the call goes on from.
-        options = segments.options(None if S is None else S.new_zeros(1, *S.shape[1:]))
+        options: dict[str, Any] = {"reset_state": None if S is None else S.new_zeros(1, *S.shape[1:])}
         options |= {"backend": self.backend, **inputs}
         o: Tensor
-        o, after = sf.scan(self.form.recurrence, initial_state=S, return_final_state=True, **options)
+        o, after = segments.scan(self.form.recurrence, initial_state=S, **options)
         if self.bidirectional:
-            o = o + sf.scan(self.form.recurrence, reverse=True, **options)
+            o = o + segments.scan(self.form.recurrence, reverse=True, **options)[0]
         return o, after
 
     def _inputs(

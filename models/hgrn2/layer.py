@@ -91,11 +91,11 @@ class HGRN2(HeadMixer):
 
     def forward(
         self, x: Tensor, state: State = None, return_state: bool = False, reset: Tensor | None = None,
-        cu_seqlens: Tensor | None = None, mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None, mask: Tensor | None = None, sequence_group: Any = None,
     ) -> Any:  # fmt: skip
         """y, or (y, state); see `Mixer.forward`."""
         arguments.sequence(type(self).__name__, x, self.d_model)
-        segments = Segments.of(type(self).__name__, x, reset, cu_seqlens, mask)
+        segments = Segments.of(type(self).__name__, x, reset, cu_seqlens, mask, sequence_group)
         return self.mix(x, state, return_state, segments)
 
     def answer(self, o: Tensor, x: Tensor) -> Tensor:

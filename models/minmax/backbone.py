@@ -62,13 +62,19 @@ class MinMaxRNC(Mixer):
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> Any:
         """x (B, T, d_model) -> y (B, T, d_model), or (y, state after the last step)."""
         where = type(self).__name__
         arguments.sequence(where, x, self.d_model)
-        segments = Segments.of(where, x, reset, cu_seqlens, mask)
+        segments = Segments.of(where, x, reset, cu_seqlens, mask, sequence_group)
         if unroll_steps is not None:
             arguments.positive(where, unroll_steps=unroll_steps)
+            if sequence_group is not None:
+                raise ValueError(
+                    f"{where}: unroll_steps={unroll_steps} takes pieces one after another, and the ranks of "
+                    "sequence_group= run at once: leave one of them out."
+                )
         states, outputs = self._before(state, segments.batch(x), x), []
         for piece, flags in _pieces(x, segments, unroll_steps):
             y, states = self._through(piece, states, flags)
@@ -139,10 +145,12 @@ def _pieces(x: Tensor, segments: Segments, steps: int | None) -> Iterator[tuple[
     A packed sequence that lies outside a piece is an empty one there, through which its state passes.
     """
     length = x.shape[1]
-    steps = steps or max(length, 1)
+    if steps is None:
+        yield x, segments.flags
+        return
     for first in range(0, max(length, 1), steps):
         end = min(first + steps, length)
-        flags = {
+        flags = segments.flags | {
             "reset": None if segments.reset is None else segments.reset[:, first:end],
             "cu_seqlens": None
             if segments.cu_seqlens is None

@@ -29,11 +29,12 @@ class Cell(Mixer):
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> Any:
         """x (B, T, d_model) -> y (B, T, d_model), or (y, state after the last step)."""
         where = type(self).__name__
         arguments.sequence(where, x, self.d_model)
-        segments = Segments.of(where, x, reset, cu_seqlens, mask)
+        segments = Segments.of(where, x, reset, cu_seqlens, mask, sequence_group)
         x = segments.real(x)
         y, after = self._run(x, self._before(state, segments.batch(x), x), segments)
         pair = state is not None if return_state is None else return_state

@@ -10,6 +10,7 @@ from torch import nn
 
 import scanforge as sf
 
+from ..convolution import entering
 from ..mixer import State
 from ..segments import Segments
 from .cell import VectorCell
@@ -50,17 +51,15 @@ class _TwoStepConv(VectorCell):
         """The output from the input one step before, and the input."""
 
     def _run(self, x: Tensor, state: State, segments: Segments) -> tuple[Tensor, State]:
+        if segments.group is not None:
+            state, segments = entering(x, state[..., None], segments)
+            state = state[..., 0]
         if segments.none:
             whole = torch.cat([state[:, None].to(x.dtype), x], 1)
             return self.mix(whole[:, :-1], x), x[:, -1].to(state.dtype) if x.shape[1] else state
         own = self.initial_state(1, state.dtype, x.device)
-        before, after = sf.scan(
-            Previous,
-            u=x,
-            initial_state=state,
-            return_final_state=True,
-            backend=self.backend,
-            **segments.options(own),
+        before, after = segments.scan(
+            Previous, u=x, initial_state=state, reset_state=own, backend=self.backend
         )
         return self.mix(before, x), after
 

@@ -79,7 +79,7 @@ class MinMaxLayer(Cell):
         return given
 
     def _run(self, x: Tensor, state: State, segments: Segments) -> tuple[Tensor, State]:
-        flags = {"reset": segments.reset, "cu_seqlens": segments.cu_seqlens, "mask": segments.mask}
+        flags = segments.flags
         c, conv = self.conv(self.norm_conv(x), state["conv"], True, **flags)
         n, neuron = self.neuron(self._read(x, c), state["neuron"], True, **flags)
         return x + n, {"conv": conv, "neuron": neuron}

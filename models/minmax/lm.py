@@ -58,12 +58,13 @@ class MinMaxRNC_LM(Generates, MinMaxRNC):  # noqa: N801 - the original's name
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> Any:
         """tokens (B, T) -> logits (B, T, vocab_size), or (logits, state after the last step)."""
         arguments.tokens("MinMaxRNC_LM", tokens)
-        segments = Segments.of("MinMaxRNC_LM", tokens, reset, cu_seqlens, mask)
+        segments = Segments.of("MinMaxRNC_LM", tokens, reset, cu_seqlens, mask, sequence_group)
         embedded = self.token_emb(segments.real(tokens))  # any number may stand at padding
-        y, after = super().forward(embedded, unroll_steps, state, True, reset, cu_seqlens, mask)
+        y, after = super().forward(embedded, unroll_steps, state, True, **segments.flags)
         logits = self._head(y)  # 0 at padding, where y is
         return (logits, after) if return_state else logits
 

@@ -112,12 +112,11 @@ class MinMaxNeuron(VectorCell):
         nn.init.zeros_(self._initial_state)
 
     def _run(self, x: Tensor, state: State, segments: Segments) -> tuple[Tensor, State]:
-        read, after = sf.scan(
+        read, after = segments.scan(
             self.recurrence,
             initial_state=state,
-            return_final_state=True,
+            reset_state=self.initial_state(1, state.dtype, x.device),
             backend=self.backend,
-            **segments.options(self.initial_state(1, state.dtype, x.device)),
             **self._inputs(x),
         )
         return self.o(read), after

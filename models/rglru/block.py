@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -83,9 +85,11 @@ class RecurrentBlock(RGLRUMixer):
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """x (B, T, d_model) -> y (B, T, d_model), or (y, state) with `return_state`."""
-        y, after = self.mix(x, state, Segments.of(type(self).__name__, x, reset, cu_seqlens, mask))
+        segments = Segments.of(type(self).__name__, x, reset, cu_seqlens, mask, sequence_group)
+        y, after = self.mix(x, state, segments)
         return (y, after) if return_state else y
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:

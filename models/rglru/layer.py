@@ -91,6 +91,7 @@ class RGLRU(RGLRUMixer):
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """x (B, T, d_model) -> y (B, T, d_model), or (y, state) with `return_state`.
 
@@ -101,9 +102,14 @@ class RGLRU(RGLRUMixer):
         x = hidden_states
         arguments.sequence("RGLRU", x, self.d_model)
         if lengths is not None:
-            mask = self._mask(x, lengths, mask)
-        segments = Segments.of("RGLRU", x, reset, cu_seqlens, mask)
+            mask = self._mask(x, lengths, mask, sequence_group)
+        segments = Segments.of("RGLRU", x, reset, cu_seqlens, mask, sequence_group)
         if inference_cache is not None:
+            if sequence_group is not None:
+                raise ValueError(
+                    "RGLRU: inference_cache= holds the state of a whole sequence, and with sequence_group= a "
+                    "rank has its own steps only: write state= and return_state=True."
+                )
             if state is not None:
                 raise ValueError("RGLRU: state= and inference_cache= are both given: write one of them.")
             state = self._carried(inference_cache, segments.batch(x), fresh=not inference_cache.get(OFFSET))
@@ -149,14 +155,15 @@ class RGLRU(RGLRUMixer):
             return None
         return {n: x.clone() for n, x in given.items()} if torch.is_grad_enabled() else given
 
-    def _mask(self, x: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
+    def _mask(self, x: Tensor, lengths: Tensor, mask: Tensor | None, group: Any) -> Tensor:
         if mask is not None:
             raise ValueError("RGLRU: lengths= and mask= say the same thing: write one of them.")
         if tuple(lengths.shape) != (x.shape[0],):
             raise ValueError(
                 f"RGLRU: lengths has shape {tuple(lengths.shape)}, expected (B,) = ({x.shape[0]},)."
             )
-        return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        steps = torch.arange(x.shape[1], device=x.device) + Segments(group=group).begin(x.shape[1], x.device)
+        return steps < lengths[:, None]
 
 
 def _write(cache: dict[str, Any], after: dict[str, Tensor], steps: int) -> None:

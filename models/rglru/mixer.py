@@ -142,9 +142,9 @@ class RGLRUMixer(Mixer):
             flags = first_steps(x.shape[0], x.shape[1], given["started"], segments)
             inputs["first"], after["started"] = flags
         h = given["lrnn_state"][..., 0]
-        y, h = sf.scan(
-            self.recurrence, **inputs, initial_state=h, return_final_state=True, backend=self.backend,
-            **segments.options(torch.zeros_like(h[:1])),
+        y, h = segments.scan(
+            self.recurrence, **inputs, initial_state=h, reset_state=torch.zeros_like(h[:1]),
+            backend=self.backend,
         )  # fmt: skip
         return segments.real(self.out_proj(y)), {**after, "lrnn_state": h[..., None]}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+import scanforge as sf
+
 from ..segments import Segments
 
 Tensor = torch.Tensor
@@ -17,6 +19,8 @@ def first_steps(batch: int, steps: int, started: Tensor, segments: Segments) -> 
     the first of its sequence if it is real and none before it is, back to the last reset or, where the
     sequence has not started, to its begin in this call.
     """
+    if segments.group is not None:
+        started, segments = _entering(batch, steps, started, segments)
     had = started[:, 0] != 0
     if not steps:
         return torch.zeros(batch, 0, dtype=torch.bool, device=started.device), started
@@ -37,6 +41,19 @@ def first_steps(batch: int, steps: int, started: Tensor, segments: Segments) -> 
     at = last[line, (ends - 1).clamp(min=0)]
     now = (count[line, ends] > count[line, at]) | ~fresh[line, at]
     return first, torch.where(ends > begins, now, had)[:, None].to(started.dtype)
+
+
+def _entering(batch: int, steps: int, started: Tensor, segments: Segments) -> tuple[Tensor, Segments]:
+    """`started` as the ranks with earlier steps leave it, and the boundaries of this rank's steps alone.
+
+    Each rank sends what it makes of 0 and of 1.
+    """
+    own = segments.own(steps, started.device)
+    given = [started] * 2 if segments.first else [torch.zeros_like(started), torch.ones_like(started)]
+    made = torch.stack([first_steps(batch, steps, each, own)[1] for each in given])
+    for of_none, of_some in sf.distributed.before(made, segments.group):
+        started = torch.where(started != 0, of_some, of_none)
+    return started, own
 
 
 def _sequences(

@@ -89,7 +89,7 @@ class MultiScaleSSM(Mixer):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.A_log._no_weight_decay = True  # type: ignore[attr-defined]  # torch copies no attributes
 
-    def forward(
+    def forward(  # noqa: PLR0913 - the protocol's and the original's
         self,
         x: Tensor,
         state: Tensor | None = None,
@@ -97,6 +97,7 @@ class MultiScaleSSM(Mixer):
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
+        sequence_group: Any = None,
         *,
         past_state: Tensor | None = None,
         use_cache: bool = False,
@@ -104,14 +105,13 @@ class MultiScaleSSM(Mixer):
         arguments.sequence(NAME, x, self.d_model)
         if state is not None and past_state is not None:
             raise ValueError(f"{NAME}: state and past_state are two names of one argument: pass one of them.")
-        segments = Segments.of(NAME, x, reset, cu_seqlens, mask)
-        y, after = sf.scan(
+        segments = Segments.of(NAME, x, reset, cu_seqlens, mask, sequence_group)
+        y, after = segments.scan(
             self.declaration,
             **self._inputs(segments.real(x)),
             initial_state=self._checked(past_state if state is None else state, segments.batch(x), x),
-            return_final_state=True,
+            reset_state=None if reset is None else x.new_zeros(()),
             backend=self.backend,
-            **segments.options(None if reset is None else x.new_zeros(())),
         )
         y = segments.real(self._projected(y))
         return (y, after) if return_state or use_cache else y

@@ -97,19 +97,19 @@ class SelectiveSSM(Mixer):
         reset: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         mask: Tensor | None = None,
+        sequence_group: Any = None,
     ) -> Any:
         arguments.sequence(NAME, x, self.d_model)
-        segments = Segments.of(NAME, x, reset, cu_seqlens, mask)
+        segments = Segments.of(NAME, x, reset, cu_seqlens, mask, sequence_group)
         conv, ssm = self._parts(state, segments.batch(x), x)
         xs, z = self.in_proj(segments.real(x)).chunk(2, -1)
         xs, conv = self.conv1d(xs, conv, segments)
-        y, ssm = sf.scan(
+        y, ssm = segments.scan(
             self.declaration,
             **self._inputs(xs, z),
             initial_state=ssm,
-            return_final_state=True,
+            reset_state=None if reset is None else x.new_zeros(()),
             backend=self.backend,
-            **segments.options(None if reset is None else x.new_zeros(())),
         )
         y = segments.real(self.out_proj(self._whole(y, -2)))
         return (y, {"conv": conv, "ssm": self._whole(ssm, 1)}) if return_state else y

@@ -1,5 +1,6 @@
 """One sequence over many devices: time is split over the ranks of a `torch.distributed` group."""
 
+from scanforge.distributed.before import before, place
 from scanforge.distributed.scans import scan
 
-__all__ = ["scan"]
+__all__ = ["before", "place", "scan"]

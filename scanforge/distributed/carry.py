@@ -7,7 +7,7 @@ is a recurrence too, so its carry, the cotangent of a shard's final state, comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ import torch
 
 from scanforge import segments
 from scanforge.compose import carry, leaf_axes, on_itself
-from scanforge.distributed.ranks import Gathering, Ranks
+from scanforge.distributed.ranks import Ranks
 from scanforge.distributed.wire import Wire, read
 from scanforge.ir.builder import Builder
 from scanforge.ir.check import check_program, check_scan
@@ -30,7 +30,10 @@ Run = Callable[[Prepared, bool], tuple[list[Tensor], list[Tensor]]]  # a call, a
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """The states that a shard starts from; `settle` ends an exchange that nothing here had to wait for."""
+    """The states that a shard starts from. `settle` looks whether all ranks have made the same call.
+
+    It waits for the exchange, so it comes after what the states are for has been launched.
+    """
 
     states: tuple[Tensor, ...]
     settle: Callable[[], None]
@@ -48,7 +51,7 @@ def entering(call: Prepared, run: Run, ranks: Ranks, after: Mapping[str, Tensor]
         wide = _widened(call, {} if after is None else after)
         aggregate = replace(wide, text=_aggregate(wide.text))
         aggregate = replace(aggregate, initial=_identity(aggregate, after or {}))
-        wire = Wire.of(ranks.name, aggregate.initial, call.initial)
+        wire = Wire.of((ranks.name, ranks.reverse, ranks.alike), aggregate.initial, call.initial)
         if ranks.first:
             own = run(replace(call, text=_without_outputs(call.text)), ranks.reverse)[1]
         else:
@@ -56,14 +59,14 @@ def entering(call: Prepared, run: Run, ranks: Ranks, after: Mapping[str, Tensor]
         gathering = ranks.gather(wire.message(own, call.initial[0]))
         if ranks.first:
             return Entering(call.initial, lambda: wire.check(gathering.wait(), ranks))
-        return Entering(_folded(wide, run, wire, gathering), lambda: None)
+        messages = gathering.wait()
+        return Entering(_folded(wide, run, wire, messages, ranks), lambda: wire.check(messages, ranks))
 
 
-def _folded(wide: Prepared, run: Run, wire: Wire, gathering: Gathering) -> tuple[Tensor, ...]:
+def _folded(
+    wide: Prepared, run: Run, wire: Wire, messages: Sequence[Tensor], ranks: Ranks
+) -> tuple[Tensor, ...]:
     """The first rank's states, then the elements of the ranks between, applied in order."""
-    ranks = gathering.ranks
-    messages = gathering.wait()
-    wire.check(messages, ranks)
     states = read(messages[0], wire.states)
     elements = [read(m, wire.element) for m in messages[1 : ranks.place]]
     if elements:

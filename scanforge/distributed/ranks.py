@@ -38,6 +38,7 @@ class Ranks:
     rank: int
     count: int
     reverse: bool
+    alike: str = ""  # what the call says that has to be the same on all ranks
 
     @property
     def place(self) -> int:
@@ -104,7 +105,7 @@ def ranks_of(name: str, group: Any, *, reverse: bool) -> Ranks:
     """The ranks of a process group, of a device mesh of one dimension, or of the default group (None)."""
     if not dist.is_available() or not dist.is_initialized():
         raise ArgumentError(
-            f"{name}: scanforge.distributed.scan runs on a group of processes, and there is none: call "
+            f"{name}: scanforge.distributed runs on a group of processes, and there is none: call "
             "torch.distributed.init_process_group first, in processes started by torchrun."
         )
     found = dist.group.WORLD if group is None else _process_group(name, group)

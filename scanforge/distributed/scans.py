@@ -16,26 +16,26 @@ from torch.autograd.function import once_differentiable
 
 from scanforge import dtypes, pipeline
 from scanforge.affine import offset
-from scanforge.api import Declared, flag_option, one_or_tuple, run_prepared, time_dim
+from scanforge.api import Declared, flag_option, memory_option, one_or_tuple, run_prepared, time_dim
 from scanforge.call import named_only
 from scanforge.distributed.carry import entering
+from scanforge.distributed.own import own_call
 from scanforge.distributed.ranks import Ranks, ranks_of
 from scanforge.errors import ArgumentError
-from scanforge.ir.scan import TIME, is_batch, load
+from scanforge.ir.scan import TIME, load
 from scanforge.launch import Options
-from scanforge.packed import check_bounds
-from scanforge.prepared import Prepared, prepare
+from scanforge.prepared import Prepared
 from scanforge.recurrence import Fused, declared_of
-from scanforge.segments import flag_axes
 
 Tensor = torch.Tensor
 
 
 def scan(  # noqa: PLR0913 - options by keyword
     operator: Declared, /, *unnamed: Any, group: Any = None, initial_state: Any = None,
-    return_final_state: bool = False, reverse: bool = False, cu_seqlens: Tensor | None = None,
-    reduce_gradients: bool = False, dim: int | None = None, backend: str | None = None,
-    lowering: str | None = None, **tensors: Tensor,
+    return_final_state: bool = False, reverse: bool = False, reset: Tensor | None = None,
+    reset_state: Any = None, cu_seqlens: Tensor | None = None, mask: Tensor | None = None,
+    lengths: Tensor | None = None, reduce_gradients: bool = False, dim: int | None = None,
+    memory: str | None = None, backend: str | None = None, lowering: str | None = None, **tensors: Tensor,
 ) -> Any:  # fmt: skip
     """`sf.scan` of one sequence whose steps lie on the ranks of a group, one stretch after another.
 
@@ -46,10 +46,11 @@ def scan(  # noqa: PLR0913 - options by keyword
     `initial_state` is read on the first rank in the order of processing (the last one with `reverse`);
     elsewhere it may be left out, and gets zeros for its gradient. With `return_final_state` a rank gets the
     state after its own steps: on the last one in the order of processing that is the sequence's.
-    `cu_seqlens` are the bounds in the whole sequence, the same on all ranks; initial and final states then
-    have a row for each packed sequence. An output without time is the sum over all ranks. Gradients of
-    inputs declared without time are of the rank's own steps, for DDP or FSDP2 to sum; `reduce_gradients`
-    sums them here, and the initial state's.
+    `reset` and `mask` are of the rank's own steps; `lengths` and the bounds in `cu_seqlens` count the whole
+    sequence's, the same on all ranks. What resets start from, `reset_state` or else the initial state, is
+    the same on all ranks, too. An output without time is the sum over all ranks. Gradients of inputs without
+    time, and of what resets start from, are of the rank's own steps, for DDP or FSDP2 to sum;
+    `reduce_gradients` sums them here, and the initial state's.
 
     Raises what `sf.scan` raises, and GroupError where a rank is missing or makes another call. A second
     derivative over several ranks is an ArgumentError.
@@ -69,52 +70,32 @@ def scan(  # noqa: PLR0913 - options by keyword
     wants_finals = flag_option(declared, "return_final_state", return_final_state)
     reduces = flag_option(declared, "reduce_gradients", reduce_gradients)
     ranks = ranks_of(declared.name, group, reverse=flag_option(declared, "reverse", reverse))
-    call = _prepared(operator, tensors, initial_state, time_dim(declared, dim), cu_seqlens, ranks)
-    call = _summed(call, ranks) if reduces and ranks.count > 1 else call
-    outputs, finals = _Shard(ranks, backend, lowering).results(call)
+    if reset is not None and reset_state is None and initial_state is not None:
+        ranks = replace(ranks, alike="resets start from the initial state")  # on every rank
+    states, kept = (initial_state, reset_state), memory_option(declared, memory)
+    own = own_call(operator, tensors, states, time_dim(declared, dim), cu_seqlens, ranks)
+    if reduces and ranks.count > 1:
+        own = replace(own, call=_summed(own.call, ranks))
+    call = own.bounded(reset=reset, mask=mask, lengths=lengths)
+    outputs, finals = _Shard(ranks, kept, backend, lowering).results(call)
     shown = one_or_tuple(call.outputs(outputs))
     return (shown, one_or_tuple(call.states(finals))) if wants_finals else shown
 
 
-def _prepared(
-    operator: Declared, tensors: dict[str, Tensor], initial: Any, dim: int, cu_seqlens: Any, ranks: Ranks
-) -> Prepared:
-    """The call on this rank's steps, its packed sequences cut to them."""
-    if cu_seqlens is None:
-        call = prepare(operator, tensors, initial, dim=dim)
-        return _with_starts(call, ranks, None) if call.asks_start else call
-    alone = prepare(operator, tensors, None, dim=dim)
-    batch = [n for a, n in alone.sizes.items() if is_batch(a)]
-    begin, total = ranks.span(alone.sizes[TIME], alone.device)
-    bounds = check_bounds(alone.declared, cu_seqlens, total, batch, alone.device)
-    own = (bounds - begin).clamp(0, alone.sizes[TIME])
-    call = prepare(operator, tensors, initial, dim=dim, cu_seqlens=own)
-    return _with_starts(call, ranks, bounds) if call.asks_start else call
-
-
-def _with_starts(call: Prepared, ranks: Ranks, bounds: Tensor | None) -> Prepared:
-    """The call with the flag that sf.segment_start() reads: not every shard begins a segment."""
-    begin, total = ranks.span(call.sizes[TIME], call.device)
-    edge = torch.tensor([0, total], device=call.device)
-    edges = edge if bounds is None else torch.cat([edge, bounds])
-    steps = torch.arange(begin, begin + call.sizes[TIME], device=call.device)
-    starts = torch.isin(steps + 1 if ranks.reverse else steps, edges)
-    shape = [call.sizes[a] for a in flag_axes(call.scan)]
-    return call.adding(call.text, [starts.expand(shape)])
-
-
 def _summed(call: Prepared, ranks: Ranks) -> Prepared:
-    """The call whose gradients of tensors without time, and of initial states, are sums over the ranks."""
+    """The call whose gradients of tensors without time, and of given states, are sums over the ranks."""
     declared = call.declared.inputs if isinstance(call.declared, Fused) else ()
     alike = {i.name for i in declared if TIME not in i.axes}
     names = {n for leaf, real in call.traced.leaves if leaf in alike for n in real}
     shared = [k for k, i in enumerate(load(call.text).inputs) if i.name in names]
-    taken = [call.inputs[k] for k in shared] + list(call.initial)
+    k, n = len(shared), len(call.initial)
+    taken = [call.inputs[i] for i in shared] + [*call.initial, *(call.entering or ())]
     tied: tuple[Tensor, ...] = _Summed.apply(ranks, *taken)  # type: ignore[no-untyped-call]
     inputs = list(call.inputs)
-    for k, x in zip(shared, tied, strict=False):
-        inputs[k] = x
-    return replace(call, inputs=tuple(inputs), initial=tied[len(shared) :])
+    for i, x in zip(shared, tied, strict=False):
+        inputs[i] = x
+    entering = None if call.entering is None else tied[k + n :]
+    return replace(call, inputs=tuple(inputs), initial=tied[k : k + n], entering=entering)
 
 
 class _Summed(torch.autograd.Function):
@@ -139,12 +120,14 @@ class _Shard:
     """How a rank runs what is its own."""
 
     ranks: Ranks
+    memory: str
     backend: str | None
     lowering: str | None
 
     def run(self, call: Prepared, reverse: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs and final states of a call on this rank alone."""
-        return run_prepared(call, Options(reverse, "", call.dtype), self.backend, self.lowering)
+        options = Options(reverse, "", call.dtype, memory=self.memory)
+        return run_prepared(call, options, self.backend, self.lowering)
 
     def results(self, call: Prepared) -> tuple[list[Tensor], list[Tensor]]:
         """The same from the state that the ranks before it leave; differentiable over all of them."""

@@ -31,10 +31,10 @@ class Wire:
     digest: int
 
     @classmethod
-    def of(cls, name: str, element: Sequence[Tensor], states: Sequence[Tensor]) -> Wire:
-        """The layout that both kinds of message fit."""
+    def of(cls, call: object, element: Sequence[Tensor], states: Sequence[Tensor]) -> Wire:
+        """The layout that both kinds of message fit, and a digest of it and of what `call` says in print."""
         both = specs(element), specs(states)
-        code = hashlib.blake2b(repr((name, both)).encode(), digest_size=_WORD).digest()
+        code = hashlib.blake2b(repr((call, both)).encode(), digest_size=_WORD).digest()
         return cls(*both, int.from_bytes(code, "little", signed=True))
 
     def message(self, tensors: Sequence[Tensor], like: Tensor) -> Tensor:
@@ -54,8 +54,9 @@ class Wire:
         if odd:
             other = ranks.count - 1 - odd[0] if ranks.reverse else odd[0]
             raise GroupError(
-                f"{ranks.name}: rank {ranks.rank} and rank {other} make different calls: operator, dtypes "
-                "and all sizes but time have to be the same on all ranks of the group."
+                f"{ranks.name}: rank {ranks.rank} and rank {other} make different calls: operator, dtypes, "
+                "options and all sizes but time have to be the same on all ranks of its group; with reset= "
+                "and no reset_state=, initial_state= is given on all of them or on none."
             )
 
 

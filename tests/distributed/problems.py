@@ -31,6 +31,8 @@ class Problem:
     exact: bool = False
     reverse: bool = False
     cu_seqlens: Tensor | None = None
+    flags: dict[str, Tensor] = field(default_factory=dict)  # reset, mask, lengths
+    entering: tuple[Tensor, ...] = ()  # what resets start from
     outputs: tuple[Tensor, ...] = ()
     finals: tuple[Tensor, ...] = ()
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -39,10 +41,18 @@ class Problem:
     def steps(self) -> int:
         return next(x.shape[d.index("t")] for n, x in self.tensors.items() if "t" in (d := self.dims[n]))
 
+    @property
+    def states(self) -> dict[str, Tensor]:
+        initial = {f"initial {k}": x for k, x in enumerate(self.initial)}
+        return initial | {f"entering {k}": x for k, x in enumerate(self.entering)}
+
+    def flags_of(self, begin: int, end: int) -> dict[str, Tensor]:
+        return {n: x if n == "lengths" else x[..., begin:end] for n, x in self.flags.items()}
+
     def solved(self) -> Problem:
         """With the results of one process."""
-        tensors, initial = _fresh(self.tensors), _fresh(_numbered(self.initial))
-        outputs, finals = _scan(sf.scan, self, tensors, initial)
+        tensors, initial = _fresh(self.tensors), _fresh(self.states)
+        outputs, finals = _scan(sf.scan, self, tensors, initial, **self.flags)
         read = [(x, cotangent(x, k)) for k, x in enumerate((*outputs, *finals)) if x.is_floating_point()]
         wanted = {n: x for n, x in (tensors | initial).items() if x.requires_grad}
         xs, gs = zip(*read, strict=True)
@@ -52,17 +62,14 @@ class Problem:
         return self
 
 
-def _scan(scan: Any, p: Problem, tensors: Any, initial: dict[str, Tensor], **options: Any):
-    start = tuple(initial.values())
+def _scan(scan: Any, p: Problem, tensors: Any, states: dict[str, Tensor], **options: Any):
+    given, n = tuple(states.values()), len(p.initial)
+    start, entering = (x if len(x) > 1 else x[0] if x else None for x in (given[:n], given[n:]))
     outputs, finals = scan(
-        p.operator, **tensors, initial_state=start if len(start) > 1 else start[0], reverse=p.reverse,
+        p.operator, **tensors, initial_state=start, reset_state=entering, reverse=p.reverse,
         cu_seqlens=p.cu_seqlens, return_final_state=True, **options,
     )  # fmt: skip
     return many(outputs), many(finals)
-
-
-def _numbered(states: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    return {f"initial {k}": x for k, x in enumerate(states)}
 
 
 def _fresh(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -110,16 +117,17 @@ def check_rank(p: Problem, shards: list[int], rank: int, group: Any, reduces: bo
     begin, end = sum(shards[:rank]), sum(shards[: rank + 1])
     place, last = (len(shards) - 1 - rank, rank == 0) if p.reverse else (rank, rank == len(shards) - 1)
     tensors = _fresh({n: cut(x, p.dims[n], begin, end) for n, x in p.tensors.items()})
-    initial = _fresh(_numbered(p.initial))
+    initial = _fresh(p.states)
     if place and not reduces:  # not read
         with torch.no_grad():
             for x in initial.values():
                 x.fill_(7)
-    outputs, finals = _scan(distributed.scan, p, tensors, initial, group=group, reduce_gradients=reduces)
+    options = {"group": group, "reduce_gradients": reduces, **p.flags_of(begin, end)}
+    outputs, finals = _scan(distributed.scan, p, tensors, initial, **options)
     what = f"{p.name}, rank {rank} of {shards}{', reversed' if p.reverse else ''}"
     close = assert_equal if p.exact else lambda x, y, w: assert_close(x, y, "forward", w)
     for k, (y, whole) in enumerate(zip(outputs, p.outputs, strict=True)):
-        close(y, cut(whole, p.shown[k], begin, end), f"{what}: output {k}")
+        close(y, cut(whole, p.shown[k], begin, end), f"{what}: output {k}, {[*p.flags]}")
     for k, (x, whole) in enumerate(zip(finals, p.finals, strict=True)):
         if last:
             close(x, whole, f"{what}: final state {k}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import os
 import time
 
@@ -12,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+import models
 import scanforge as sf
 from scanforge import distributed
-from scanforge.distributed import scans
 from scanforge.distributed.wire import Wire
 from tests import recurrence_declarations as declared
 from tests.distributed.processes import TIMEOUT, on_ranks
@@ -139,6 +140,42 @@ def check_refused(rank: int, count: int) -> None:
         torch.autograd.grad(y.sum(), [ones], create_graph=True)
 
 
+def check_states_of_resets(rank: int, count: int) -> None:
+    """Resets start from the initial state everywhere, so one that the first rank alone gives is refused."""
+    x, starts = torch.ones(1, 3, 2), torch.zeros(1, 3, dtype=torch.bool)
+    with pytest.raises(sf.GroupError, match="initial_state= is given on all of them or on none"):
+        distributed.scan(sf.Affine, a=x, b=x, reset=starts, initial_state=None if rank else torch.ones(1, 2))
+
+
+def check_before(rank: int, count: int) -> None:
+    """A rank sees the tensors before its own; its own gets what all later ranks send back."""
+    x = torch.full((2,), float(rank), requires_grad=True)
+    assert distributed.place() == rank
+    seen = distributed.before(x)
+    assert seen.tolist() == [[k, k] for k in range(rank)]
+    (seen * (rank + 1)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [sum(later + 1 for later in range(rank + 1, count))] * 2
+
+
+def check_layers_refuse(rank: int, count: int) -> None:
+    """Whatever takes steps one after another on a rank; `lengths` count the whole sequence."""
+    torch.manual_seed(0)
+    group, x = dist.group.WORLD, torch.randn(2, 3, 8)
+    network = models.MinMaxRNC(models.MinMaxRNCConfig(8, 1, 4))
+    with pytest.raises(ValueError, match="unroll_steps=2 takes pieces one after another"):
+        network(x, unroll_steps=2, sequence_group=group)
+    layer = models.RGLRU(8)
+    with pytest.raises(ValueError, match="inference_cache= holds the state of a whole sequence"):
+        layer(x, inference_cache=layer.allocate_inference_cache(2, 3), sequence_group=group)
+    whole = torch.randn(2, 7, 8)
+    own = whole[:, :4] if rank == 0 else whole[:, 4:]
+    lengths = torch.tensor([6, 2])
+    y = layer(own, lengths=lengths, sequence_group=group)
+    expected = layer(whole, lengths=lengths)
+    torch.testing.assert_close(y, expected[:, :4] if rank == 0 else expected[:, 4:])
+
+
 def check_death(rank: int, count: int) -> None:
     """One rank dies between its forward and its backward pass."""
     x = torch.ones(1, 3, 2, requires_grad=True)
@@ -161,6 +198,9 @@ def check_death(rank: int, count: int) -> None:
         (check_types, 2),
         (check_different_calls, 2),
         (check_refused, 2),
+        (check_states_of_resets, 2),
+        (check_before, 3),
+        (check_layers_refuse, 2),
         (check_death, 2),
     ],
     ids=lambda x: x.__name__.removeprefix("check_") if callable(x) else str(x),
@@ -175,8 +215,11 @@ def test_without_a_group():
         distributed.scan(sf.Affine, a=x, b=x)
 
 
-def test_the_example_of_the_docstring():
-    assert doctest.testmod(scans).failed == 0
+@pytest.mark.parametrize("module", ["before", "scans"])
+def test_the_example_of_the_docstring(module: str):
+    found = doctest.testmod(importlib.import_module(f"scanforge.distributed.{module}"))
+    assert found.attempted
+    assert not found.failed
 
 
 def test_a_message_is_one_element():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,6 +42,25 @@ def packed() -> list[Problem]:
     ]
 
 
+def bounded() -> list[Problem]:
+    """Resets at, before and after the borders of shards, padding everywhere, both, with other states."""
+    steps, g = 20, catalogue.generator(3)
+    reset, mask = torch.zeros(2, steps, dtype=torch.bool), torch.rand(2, steps, generator=g) > 0.4
+    reset[0, [0, 5, 12, 13]], reset[1, [4, 6, 19]] = True, True
+    mask[0, 4:14], mask[1, :7] = False, False  # a whole shard of padding, and the first step of one
+    lengths = torch.tensor([17, 3])
+    flags = [{"reset": reset}, {"mask": mask}, {"lengths": lengths}, {"reset": reset, "mask": mask}]
+    entries = ("RGLRUDocuments", "RGLRU", "LinearAttention", "Summing")
+    cases = ("Affine", "MinMax", "LogSumExp", "Kalman")
+    problems = [bare(catalogue.BY_NAME[n], steps, reverse=r) for n in cases for r in (False, True)]
+    problems += [fused(recurrences.BY_NAME[n], steps, reverse=r) for n in entries for r in (False, True)]
+    made = [replace(p, flags=f) for p in problems for f in flags]
+    resets = [replace(p, entering=tuple(x + 0.5 for x in p.initial)) for p in made if "reset" in p.flags]
+    packed = fused(recurrences.BY_NAME["RGLRUDocuments"], steps, cu=[0, 2, 2, 8, 9, 20, 20])
+    both = {"reset": reset[:1], "mask": mask[1:]}
+    return [*made, *resets, replace(packed, flags=both), replace(packed, flags=both, reverse=True)]
+
+
 def check(rank: int, count: int, file: str, shards: dict[int, list[int]]) -> None:
     problems = torch.load(file, weights_only=False)
     for ranks, lengths in shards.items():
@@ -48,7 +68,8 @@ def check(rank: int, count: int, file: str, shards: dict[int, list[int]]) -> Non
         if rank >= ranks:
             continue
         for k, problem in enumerate(problems):
-            check_rank(problem, lengths, rank, group, reduces=k % 2 == 0)
+            resets = "reset" in problem.flags  # then every rank reads the states
+            check_rank(problem, lengths, rank, group, reduces=resets or k % 2 == 0)
 
 
 def solve(problems: list[Problem], folder: Path, shards: dict[int, list[int]]) -> None:
@@ -67,6 +88,10 @@ def test_slow_decay_over_uneven_shards(tmp_path: Path):
 
 def test_packed_sequences_span_ranks(tmp_path: Path):
     solve(packed(), tmp_path, {2: [9, 11], 4: [5, 0, 8, 7]})
+
+
+def test_resets_and_padding(tmp_path: Path):
+    solve(bounded(), tmp_path, {1: [20], 4: [5, 0, 8, 7]})
 
 
 def check_own_finals(rank: int, count: int, file: str, lengths: list[int]) -> None:

@@ -27,9 +27,9 @@ class Average(Mixer):
             state = self.initial_state(segments.batch(x), state_dtype(x.dtype))
         state = arguments.state("Average", "h", state, (segments.batch(x), self.d))
         u = self.up(x)
-        h, after = sf.scan(
+        h, after = segments.scan(
             sf.operators.Affine, a=self.decay.sigmoid().to(u.dtype).expand_as(u), b=u, initial_state=state,
-            return_final_state=True, backend=self.backend, **segments.options(torch.zeros_like(state[:1])),
+            reset_state=torch.zeros_like(state[:1]), backend=self.backend,
         )  # fmt: skip
         y = segments.real(self.out(h.to(u.dtype)))
         return (y, after) if return_state else y
