@@ -54,7 +54,7 @@ def run() -> dict[str, float]:
     class Floor(sf.Operator):
         """x_t = max(a_t x_{t-1} + b_t, c_t): an affine step that never falls under c."""
 
-        a = sf.Element(identity=1.0, domain="nonnegative")
+        a = sf.Element(identity=1.0, domain="positive")
         b = sf.Element(identity=0.0)
         c = sf.Element(identity=float("-inf"))
         x = sf.State()

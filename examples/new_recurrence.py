@@ -20,9 +20,9 @@ from models import RGLRU
 
 
 class Peak(sf.Operator):
-    """x_t = max(a_t x_{t-1}, u_t), a_t >= 0"""
+    """x_t = max(a_t x_{t-1}, u_t), a_t > 0"""
 
-    a = sf.Element(identity=1.0, domain="nonnegative")
+    a = sf.Element(identity=1.0, domain="positive")
     u = sf.Element(identity=float("-inf"))
     x = sf.State()
 

@@ -82,6 +82,20 @@ class Naive(sf.Operator):
         return m, self.s * sf.exp(self.m - m) + total * sf.exp(top - m)
 
 
+class Fading(sf.Operator):
+    """A peak that may close entirely: then 0 times the identity's -inf is NaN, though no step is."""
+
+    a = sf.Element(identity=1.0, domain="nonnegative")
+    u = sf.Element(identity=-INF)
+    x = sf.State()
+
+    def combine(self, later):
+        return Fading(a=later.a * self.a, u=sf.maximum(later.a * self.u, later.u))
+
+    def apply(self, x):
+        return sf.maximum(self.a * x, self.u)
+
+
 class Overflow(sf.Operator):
     """0 * exp(1000) is 0 in forty digits and NaN in float64."""
 
@@ -219,6 +233,25 @@ class TestBrokenOperators:
         assert "nan" in found.left["total"].lower()
         assert float(found.right["total"]) == 0.0
         assert "nan" in error(Overflow).left["total"]
+
+    def test_an_identity_that_meets_a_closed_gate_is_nan(self):
+        """What runs steps does not see it; what composes padded steps would hand NaN out."""
+        caught = error(Fading)
+        assert caught.law == "two-sided identity"
+        assert caught.sample["e.a"] == "0"
+        assert "NaN" in caught.left.values()
+        assert 'domain="positive"' in str(caught)
+        steps = {"a": torch.tensor([[0.5, 0.0]]), "u": torch.ones(1, 2)}
+        padding = torch.tensor([[False, True]])
+        sf.set_law_check(False)
+        try:
+            found = [
+                sf.scan(Fading, **steps, mask=padding, lowering=low)[0, 1].isnan().item()
+                for low in ("loop", "parallel")
+            ]
+        finally:
+            sf.set_law_check(True)
+        assert found == [False, True]
 
     def test_numbers_read_as_numbers(self):
         assert "float64" not in str(error(Overflow))
