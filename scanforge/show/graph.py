@@ -61,13 +61,14 @@ def graph(scan: Scan, *, back: bool) -> Graph:
     previous = {s.name: enters[s.name] for s in scan.states}
     read = inputs | {after_names[s.name]: after[s.name] for s in scan.states} | previous
     people = after_names | {before(s.name): s.name for s in scan.states}
-    made, results = _program("readout", renamed(scan.readout, people), read)
+    readout = renamed(scan.readout, people)
+    made, results = _program("readout", readout, read)
     times = Counter(results.values())
     written = {results[o.name]: o for o in scan.outputs if times[results[o.name]] == 1}
     shown = {n.key for n in made} & set(written)
     nodes += [_written(n, written[n.key], scan) if n.key in written else n for n in made]
     nodes += [
-        Node(f"out.{o.name}", "readout", "output", o.name, "", o.dims, reads=(results[o.name],))
+        _written(_output(o.name, readout, results[o.name]), o, scan)
         for o in scan.outputs
         if results[o.name] not in shown
     ]
@@ -76,6 +77,13 @@ def graph(scan: Scan, *, back: bool) -> Graph:
 
 def _carried(key: str, name: str, state: State, at: str, *reads: str) -> Node:
     return Node(key, "step", "carried", name, "", state.axes, f"at {at}", reads)
+
+
+def _output(name: str, readout: Program, source: str) -> Node:
+    """An output that hands out a value which has a node of its own."""
+    value = readout.output(name)
+    expression = value.name if value.name != name else ""
+    return Node(f"out.{name}", "readout", "output", name, expression, value.axes, reads=(source,))
 
 
 def _written(node: Node, output: Output, scan: Scan) -> Node:
@@ -91,7 +99,7 @@ def _program(
     """The nodes of a program's statements, and the key of each of its outputs.
 
     `names` are the keys of its inputs, `people` other names for outputs. An output that is an input as it
-    stands makes no node.
+    stands makes no node, unless it gives it another name.
     """
     folder = Folder(program)
     statements = list(folder.statements())
@@ -114,7 +122,11 @@ def _program(
     titles: dict[str, list[str]] = {}
     results, made = {}, []
     for (output, text), (_, variable) in zip(folder.results(), folder.program.outputs, strict=True):
-        if variable in keys:
+        if variable in keys and band == "element" and variable in names and variable != output:
+            results[output] = f"{band}.{output}"
+            axes = folder.variables[variable].axes
+            made.append(Node(results[output], band, "made", output, variable, axes, reads=(keys[variable],)))
+        elif variable in keys:
             results[output] = keys[variable]
             titles.setdefault(variable, []).append((people or {}).get(output, output))
         else:
