@@ -9,13 +9,14 @@ of a scan runs the other way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from scanforge.affine import Pattern, affine_operator, closure, factor, offset
 from scanforge.ir.builder import Builder
 from scanforge.ir.check import check_program, check_scan
+from scanforge.ir.primitives import TABLE
 from scanforge.ir.program import Program, fresh
 from scanforge.ir.scan import TIME, Input, Operator, Output, Scan, State, before, is_outer
 from scanforge.ir.value import Value
@@ -85,12 +86,13 @@ class _Derivation:
         gradients = {n: fresh(f"grad_{n}", (i.name for i in self.inputs)) for n in self.wanted}
         whole = self._whole(gradients)
         readout = self._part(whole, list(gradients.values()))
-        element, pattern = self._element()
+        element, pattern, closes = self._element()
         used = [s.name for s in self.floats if initial or self._reads_mu(readout, s.name)]
         needed = [s for s in self.floats if any(s.name in pattern[u] for u in used)]
         states = tuple(State(self.mu[s.name], "float", s.axes, 0.0) for s in needed)
         kept = {self.mu[s.name]: tuple(self.mu[j] for j in pattern[s.name]) for s in needed}
-        operator = affine_operator(f"{self.scan.name}.adjoint", states, kept)
+        gates = {(self.mu[s.name], self.mu[j]) for s in needed for j in pattern[s.name] if closes(s.name, j)}
+        operator = affine_operator(f"{self.scan.name}.adjoint", states, kept, gates)
         scan = Scan(
             name=f"{self.scan.name}.adjoint",
             axes=self.scan.axes,
@@ -182,8 +184,8 @@ class _Derivation:
         over = tuple(a for a in cotangent.var.axes if a not in own and not is_outer(a))
         return builder.sum(cotangent, over) if over else cotangent
 
-    def _element(self) -> tuple[Program, Pattern]:
-        """All of J^T and J^T g + p, and the closed pattern of J^T."""
+    def _element(self) -> tuple[Program, Pattern, Callable[[str, str], bool]]:
+        """All of J^T and J^T g + p, the closed pattern of J^T, and which of its entries may close."""
         scan = self.scan
         builder = Builder(f"{scan.name}.adjoint.element", scan.axes, where="")
         step = self._step(builder)
@@ -202,7 +204,12 @@ class _Derivation:
         through = pull_back(builder, scan.operator.apply, step.apply, seeds, names)
         for i in names:
             outputs[_offset(i)] = _sum(through.get(i), found.get(before(i)), zero)
-        return tidy(builder.finish(outputs)), closure(names, edges)
+        selected = {i: _behind_selections(scan.operator.apply, i) for i in names}
+
+        def closes(i: str, j: str) -> bool:
+            return j not in edges[i] or j in selected[i]
+
+        return tidy(builder.finish(outputs)), closure(names, edges), closes
 
     def _leaves(self, element: Program, operator: Operator, needed: list[State], pattern: Pattern) -> Program:
         """The element program with the leaves of the pruned operator."""
@@ -234,6 +241,19 @@ class _Step:
     element: dict[str, Value]
     apply: dict[str, Value]
     readout: dict[str, Value]
+
+
+def _behind_selections(program: Program, start: str) -> set[str]:
+    """The outputs that a float input reaches through a selection, on some way."""
+    reached, behind = {start}, set[str]()
+    for line in program.lines:
+        through = reached.intersection(line.args) if line.var.kind == "float" else set()
+        if through:
+            reached.add(line.var.name)
+            row = TABLE.get(line.op)
+            if through & behind or (row is not None and row.gate is not None):
+                behind.add(line.var.name)
+    return {output for output, variable in program.outputs if variable in behind}
 
 
 def _factor(i: str, j: str) -> str:

@@ -1,11 +1,13 @@
 """The k-by-k affine operator x_i = sum_j a_ij x_j + b_i, with the zeros of a pattern left out.
 
-It is the operator of every adjoint. Its laws are proved once in the tests.
+It is the operator of every adjoint. Its laws are proved once in the tests. An entry that a selection of the
+primal may close multiplies as a gate: where it is 0, nothing comes through, not even NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from scanforge.ir.builder import Builder
 from scanforge.ir.check import check_program
@@ -36,8 +38,23 @@ def offset(i: str, states: Sequence[str]) -> str:
     return "b" if len(states) == 1 else f"b_{i}"
 
 
-def affine_operator(name: str, states: Sequence[State], pattern: Pattern) -> Operator:
-    """The affine operator whose matrix has the entries of a closed pattern."""
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """The states in order, the entries that are there, and those of them that are gates."""
+
+    names: list[str]
+    pattern: Pattern
+    gates: Set[tuple[str, str]]
+
+    def times(self, i: str, k: str, leaf: Value, x: Value) -> Value:
+        """a_ik x, with a_ik in `leaf`."""
+        return leaf.call("gated", x) if (i, k) in self.gates else leaf * x
+
+
+def affine_operator(
+    name: str, states: Sequence[State], pattern: Pattern, gates: Set[tuple[str, str]] = frozenset()
+) -> Operator:
+    """The affine operator whose matrix has the entries of a closed pattern; (i, j) in `gates` are gates."""
     names = [s.name for s in states]
     leaves = []
     for i in names:
@@ -47,38 +64,37 @@ def affine_operator(name: str, states: Sequence[State], pattern: Pattern) -> Ope
         name,
         tuple(leaves),
         tuple(states),
-        _combine(name, leaves, names, pattern),
-        _apply(name, leaves, names, pattern),
+        _combine(name, leaves, _Matrix(names, pattern, gates)),
+        _apply(name, leaves, _Matrix(names, pattern, gates)),
     )
 
 
-def _apply(name: str, leaves: Sequence[Leaf], names: Sequence[str], pattern: Pattern) -> Program:
+def _apply(name: str, leaves: Sequence[Leaf], m: _Matrix) -> Program:
     builder = Builder(f"{name}.apply", where="")
     e = {leaf.name: builder.input(leaf.name, "float") for leaf in leaves}
-    x = {i: builder.input(i, "float") for i in names}
-    return check_program(
-        builder.finish(
-            {
-                i: _total([e[factor(i, j, names)] * x[j] for j in pattern[i]]) + e[offset(i, names)]
-                for i in names
-            }
-        )
-    )
+    x = {i: builder.input(i, "float") for i in m.names}
+    made = {}
+    for i in m.names:
+        terms = [m.times(i, j, e[factor(i, j, m.names)], x[j]) for j in m.pattern[i]]
+        made[i] = _total(terms) + e[offset(i, m.names)]
+    return check_program(builder.finish(made))
 
 
-def _combine(name: str, leaves: Sequence[Leaf], names: Sequence[str], pattern: Pattern) -> Program:
+def _combine(name: str, leaves: Sequence[Leaf], m: _Matrix) -> Program:
     builder = Builder(f"{name}.combine", where="")
     first = {leaf.name: builder.input(f"earlier_{leaf.name}", "float") for leaf in leaves}
     later = {leaf.name: builder.input(f"later_{leaf.name}", "float") for leaf in leaves}
     made: dict[str, Value] = {}
-    for i in names:
-        for j in pattern[i]:
-            via = [k for k in pattern[i] if j in pattern[k]]
-            made[factor(i, j, names)] = _total(
-                [later[factor(i, k, names)] * first[factor(k, j, names)] for k in via]
-            )
-        moved = _total([later[factor(i, k, names)] * first[offset(k, names)] for k in pattern[i]])
-        made[offset(i, names)] = moved + later[offset(i, names)]
+
+    def moved(i: str, k: str, leaf: str) -> Value:
+        return m.times(i, k, later[factor(i, k, m.names)], first[leaf])
+
+    for i in m.names:
+        for j in m.pattern[i]:
+            via = [k for k in m.pattern[i] if j in m.pattern[k]]
+            made[factor(i, j, m.names)] = _total([moved(i, k, factor(k, j, m.names)) for k in via])
+        total = _total([moved(i, k, offset(k, m.names)) for k in m.pattern[i]])
+        made[offset(i, m.names)] = total + later[offset(i, m.names)]
     return check_program(builder.finish({leaf.name: made[leaf.name] for leaf in leaves}))
 
 

@@ -18,6 +18,7 @@ import torch
 
 from scanforge import operators
 from scanforge.api import scan
+from scanforge.boundaries import bounded
 from scanforge.declare import Operator
 from scanforge.example import Example, example, fields_of
 from scanforge.prepared import prepare
@@ -136,7 +137,7 @@ def compare(declared: Declared, form: Form, backend: str, device: torch.device) 
     tensors, initial = drawn(declared, form)
 
     def loop(named: dict[str, Tensor], start: Sequence[Tensor]) -> list[Tensor]:
-        call = prepare(declared, named, _given(start))
+        call = bounded(prepare(declared, named, _given(start)), reverse=form.reverse)
         outputs, finals = sequential(call.text, call.inputs, call.initial, reverse=form.reverse)
         return [*call.outputs(outputs), *call.states(finals)]
 

@@ -13,7 +13,7 @@ WIDTH = 50  # an expression longer than this gets a name
 _CALL = (
     9  # binds tightest; then the operators that Python knows, and 0 for those that always want parentheses
 )
-_BINDS = {"pow": 0, "neg": 3, "mul": 2, "div": 2, "add": 1, "sub": 1}
+_BINDS = {"pow": 0, "neg": 3, "mul": 2, "gated": 2, "div": 2, "add": 1, "sub": 1}
 
 
 class Locals:

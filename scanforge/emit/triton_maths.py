@@ -22,6 +22,10 @@ def minimum(a, b):
 def maximum(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """,
+    "gated": """
+def gated(a, x):
+    return tl.where(a == 0.0, 0.0, a * x)
+""",
     "sign": """
 def sign(x):
     return tl.where(x > 0, 1, tl.where(x < 0, -1, 0)).to(x.dtype)

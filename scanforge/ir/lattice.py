@@ -151,6 +151,7 @@ _RULES: dict[str, Callable[..., Lattice]] = {
     "sub": lambda a, b: _add(a, _neg(b)),
     "neg": _neg,
     "mul": _mul,
+    "gated": _mul,  # of finite numbers it is a product
     "div": _div,
     "pow": _pow,
     "minimum": _minimum,

@@ -127,6 +127,11 @@ _ARITHMETIC = [
               lambda g, y, c, x: (None, c.call("where", g, 0.0)),
               lambda m, c, x: x, lambda s, c, x: x, True,
               gate=lambda c, x: (None, ((c, False), None))),
+    # a product whose first factor may be a gate: where it is 0 the second does not matter, be it NaN
+    Primitive("gated", "float", "{0} * {1}", "torch.where({0} == 0.0, 0.0, torch.mul({0}, {1}))",
+              "gated({0}, {1})",
+              lambda g, y, a, x: (g * x, a.call("gated", g)),
+              lambda m, a, x: a if a == 0 else a * x, lambda s, a, x: a * x, True),
     Primitive("to_float", "cast", "float({0})", "({0}).to(dtype)", "tl.cast({0}, FLOAT)",
               lambda g, y, x: (None,),
               lambda m, x: x, lambda s, x: x, True),

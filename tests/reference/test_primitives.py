@@ -52,6 +52,20 @@ class Guard(torch.autograd.Function):
         return None, torch.where(ctx.saved_tensors[0], g, 0.0)
 
 
+class Gated(torch.autograd.Function):
+    """a x, and 0 where a is 0, whatever x is; so is the cotangent of x."""
+
+    @staticmethod
+    def forward(ctx, a, x):
+        ctx.save_for_backward(a, x)
+        return torch.where(a == 0, 0.0, a * x)
+
+    @staticmethod
+    def backward(ctx, g):
+        a, x = ctx.saved_tensors
+        return g * x, Gated.apply(a, g)
+
+
 COUNTERPARTS = {
     **{n: getattr(torch, n) for n in TABLE if hasattr(torch, n)},
     **{n: getattr(functional, n) for n in ("gelu", "silu", "softplus")},
@@ -61,6 +75,7 @@ COUNTERPARTS = {
     "capped_sqrt": CappedSqrt.apply,
     "expm1_of": lambda x, u: torch.expm1(x),
     "guard": Guard.apply,
+    "gated": Gated.apply,
 }
 
 # Zeros of both signs, ties, the threshold of softplus, overflow, infinities, NaN.
