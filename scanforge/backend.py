@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
 
@@ -14,6 +15,24 @@ from scanforge.errors import ArgumentError, BackendError
 BACKENDS = ("reference", "triton")
 LOWERINGS = {"reference": ("loop", "parallel"), "triton": ("ordered_tile", "split", "chunked")}
 OLDEST_TRITON = (3, 6)
+OLDEST_GPU = (8, 0)  # NVIDIA's compute capability that Triton compiles for
+NEW_INTERPRETER, NEW_NUMPY = (
+    (3, 7),
+    (2, 4),
+)  # an older interpreter turns arrays into numbers as NumPy no longer does
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Versions from `first` to before `end`, and what is wrong with them."""
+
+    first: tuple[int, ...]
+    end: tuple[int, ...]
+    why: str
+
+
+# Versions of Triton known to compute wrong numbers, as a self-check finds them.
+BROKEN_TRITON: tuple[Range, ...] = ()
 
 
 def choose(backend: str | None, device: torch.device, operator: str) -> str:
@@ -29,7 +48,7 @@ def choose(backend: str | None, device: torch.device, operator: str) -> str:
     wanted = backend or ("triton" if device.type == "cuda" else "reference")
     if wanted == "reference":
         return wanted
-    reason = _why_not(device.type)
+    reason = _why_not(device)
     if not reason:
         return wanted
     if os.environ.get("SCANFORGE_FALLBACK") == "warn":
@@ -50,24 +69,54 @@ def lowering_of(lowering: str | None, backend: str, operator: str) -> str:
     return lowering or ""
 
 
-def _why_not(device: str) -> str:
+def _why_not(device: torch.device) -> str:
     """Why Triton cannot run on such a device, empty if it can."""
     missing = _unusable_triton()
     if missing:
         return missing
-    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    if device.type == "cuda":
+        return _unusable_gpu(torch.cuda.current_device() if device.index is None else device.index)
+    if device.type != "cpu":
+        return f"there are no kernels for tensors on {device.type}"
+    if os.environ.get("TRITON_INTERPRET") != "1":
         return "the tensors are on the CPU, where kernels need Triton's interpreter (TRITON_INTERPRET=1)"
-    return "" if device in {"cpu", "cuda"} else f"there are no kernels for tensors on {device}"
+    if _version("triton") < NEW_INTERPRETER and _version("numpy") >= NEW_NUMPY:
+        return f"the interpreter of Triton {metadata.version('triton')} needs NumPy below {_dots(NEW_NUMPY)}"
+    return ""
 
 
 @cache
 def _unusable_triton() -> str:
     if not _found("triton"):
         return "Triton is not installed"
-    version = metadata.version("triton")
-    known = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    oldest = ".".join(map(str, OLDEST_TRITON))
-    return "" if known >= OLDEST_TRITON else f"Triton {version} is installed, and it takes {oldest} or later"
+    version, known = metadata.version("triton"), _version("triton")
+    if known < OLDEST_TRITON:
+        return f"Triton {version} is installed, and it takes {_dots(OLDEST_TRITON)} or later"
+    broken = next((r for r in BROKEN_TRITON if r.first <= known < r.end), None)
+    return "" if broken is None else f"Triton {version} is installed, and {broken.why}"
+
+
+@cache
+def _unusable_gpu(index: int) -> str:
+    seen = torch.cuda.device_count()
+    if not seen or torch.version.cuda is None:  # tensors without memory are traced where there is no GPU
+        return ""
+    if index >= seen:
+        return f"the tensors are on cuda:{index}, and torch sees {seen} GPU(s), cuda:{seen - 1} the last"
+    found = torch.cuda.get_device_capability(index)
+    if found >= OLDEST_GPU:
+        return ""
+    name = torch.cuda.get_device_name(index)
+    return f"{name} has compute capability {_dots(found)}, and kernels need {_dots(OLDEST_GPU)}"
+
+
+@cache
+def _version(package: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in metadata.version(package).split(".")[:2] if part.isdigit())
+
+
+def _dots(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _found(module: str) -> bool:
