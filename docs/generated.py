@@ -16,8 +16,9 @@ import models
 import scanforge as sf
 from examples import gallery
 from examples.gallery import not_associative
-from scanforge import maths, operators, tools
+from scanforge import cli, maths, operators, tools
 from scanforge.show import svg
+from scanforge.show.explanation import Explanation
 
 API = {
     "Declare": ("Operator", "Recurrence", "Element", "Input", "State", "Output"),
@@ -134,6 +135,9 @@ def api() -> str:
     parts = ["# API", "As the docstrings say it; every example in them is run by the tests."]
     for heading, names in API.items():
         parts += [f"## {heading}", *(_documented(f"sf.{n}", getattr(sf, n)) for n in names)]
+    parts += [_documented(f"sf.explain(...).{n}", getattr(Explanation, n)) for n in ("svg", "html")]
+    parts += ["## From a shell", "\n".join(["| | |", "| --- | --- |", *_commands()])]
+    parts += ["`module:Name` may be `path/to/file.py:Name`; `scanforge COMMAND --help` names all options."]
     parts += [
         "## Operators",
         *(_documented(f"sf.operators.{n}", getattr(operators, n)) for n in operators.__all__),
@@ -144,6 +148,15 @@ def api() -> str:
     parts += ["## Errors", "\n".join(["| | |", "| --- | --- |", *_table("sf", sf, errors)])]
     parts += ["## Layers", *(_documented(f"models.{n}", getattr(models, n)) for n in sorted(models.__all__))]
     return "\n\n".join(parts) + "\n"
+
+
+def _commands() -> Iterable[str]:
+    """A line for each command: its name, and the first paragraph of its docstring."""
+    for command in cli.app.registered_commands:
+        assert command.callback is not None
+        name, doc = command.callback.__name__, inspect.getdoc(command.callback) or ""
+        target = "" if name == "selfcheck" else " module:Name"
+        yield f"| `scanforge {name}{target}` | {escaped(' '.join(doc.split(chr(10) * 2)[0].split()))} |"
 
 
 def _maths() -> Iterable[str]:
@@ -175,7 +188,8 @@ def signature(name: str, value: Any) -> str:
     if isinstance(value, type) and issubclass(value, sf.Operator | sf.Recurrence):
         return short
     given = inspect.signature(value)
-    bare = [p.replace(annotation=_annotation(p.annotation)) for p in given.parameters.values()]
+    taken = [p for p in given.parameters.values() if p.name != "self"]
+    bare = [p.replace(annotation=_annotation(p.annotation)) for p in taken]
     returned = inspect.Signature.empty if isinstance(value, type) else _annotation(given.return_annotation)
     text = f"{short}{inspect.Signature(bare, return_annotation=returned)}"
     if len(text) <= 100:

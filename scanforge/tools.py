@@ -17,8 +17,6 @@ from scanforge.pipeline import kernel_source
 from scanforge.recurrence import Recurrence, declared_of
 from scanforge.report import show_report
 from scanforge.show.explanation import Explanation, explanation
-from scanforge.show.page import Source, fragment, page
-from scanforge.timing import measured
 from scanforge.validate import Report, validate
 
 Declared = type[Operator] | type[Recurrence]
@@ -80,6 +78,9 @@ def report(
     That is what `explain` knows with its drawings, what `check` finds, the generated code, and times if there
     is a GPU and all is right. Arguments are those of `explain`; what is timed has these sizes too.
     """
+    from scanforge.show.page import Source, fragment, page
+    from scanforge.timing import measured
+
     shown, checked = explain(operator, shapes, dtype=dtype, **sizes), check(operator, show=False)
     found, typed = example(operator, shapes, sizes, USUAL), _dtype(operator, dtype)
     timing = measured(operator, found, typed, "cuda") if checked.ok and torch.cuda.is_available() else None

@@ -11,8 +11,6 @@ from scanforge.example import Example
 from scanforge.ir.scan import Scan
 from scanforge.planned import Planned, planned
 from scanforge.report import Section, sections
-from scanforge.show.dataflow import dataflow
-from scanforge.show.tiles import moved, tiles
 
 PICTURES = ("dataflow", "tiles", "bytes")
 
@@ -34,7 +32,10 @@ class Explanation(str):
     scan: Scan
 
     def svg(self, picture: str = "dataflow") -> str:
-        """A drawing: "dataflow" of a step and its adjoint, "tiles" of the kernels, or "bytes" moved."""
+        """A drawing: "dataflow" of a step and its adjoint, "tiles" of the kernels, or "bytes" moved.
+
+        Raises ArgumentError for another name.
+        """
         return self.drawing(picture, alone=True)
 
     def html(self) -> str:
@@ -45,6 +46,9 @@ class Explanation(str):
 
     def drawing(self, picture: str, *, alone: bool) -> str:
         """A drawing; `alone` brings its style along, else it is for a page that has it."""
+        from scanforge.show.dataflow import dataflow
+        from scanforge.show.tiles import moved, tiles
+
         if picture not in PICTURES:
             raise ArgumentError(
                 f"{self.scan.name}: there is no picture {picture!r}: write 'dataflow', 'tiles' or 'bytes'."
