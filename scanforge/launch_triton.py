@@ -118,7 +118,7 @@ def _forward(
         if keep is None and inner.axis and work.bounds is None:
             work, keep = fenced(scan, work, sizes, inner.axis)
         make = partial(pipeline.forward_kernel, text)
-        launch(make, work, options.dtype, inner, keep=keep, leaves=pipeline.composed(text))
+        launch(make, work, options.dtype, inner, keep=keep, composed=pipeline.composed(text))
     else:
         how = split.Split(chosen.chunks, spacing, options.dtype, held)
         split.forward(text, pipeline.chunked(text), work, how)
@@ -228,8 +228,8 @@ def _backward(
         in_segments(text, wanted, work, kept, keep, sizes, options.dtype)
     else:
         make = partial(pipeline.backward_kernel, text, wanted)
-        leaves = pipeline.composed(text, wanted)
-        launch(make, work, options.dtype, held(sizes[TIME]), rows=keep.spacing, leaves=leaves)
+        composed = pipeline.composed(text, wanted)
+        launch(make, work, options.dtype, held(sizes[TIME]), rows=keep.spacing, composed=composed)
 
 
 def _pass_through(ends: Sequence[Tensor], starts: Sequence[Tensor]) -> None:

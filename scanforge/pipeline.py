@@ -25,14 +25,17 @@ from scanforge.emit.groups import Composition
 from scanforge.emit.reference import module
 from scanforge.facts import expanded_axes
 from scanforge.ir.builder import Builder
+from scanforge.ir.program import Program
 from scanforge.ir.scan import TIME, Leaf, Output, Scan, before, dump, load
 from scanforge.laws import ensure
-from scanforge.plan import Inside, held_plan, keep_plan, tile_plan
+from scanforge.plan import Inside, composes, held_plan, keep_plan
 from scanforge.prune import drop_unread_inputs
 from scanforge.recurrence import Recurrence
 from scanforge.schedule import settled, stages, step_program, whole_axes
+from scanforge.tile import Composed, tile_plan
 from scanforge.trace import Signature, Traced, trace
 from scanforge.trace_recurrence import Call, trace_recurrence
+from scanforge.waves import SLOW
 
 
 def front(cls: type[Operator], signature: Signature) -> Traced:
@@ -133,11 +136,21 @@ def _composition(scan: Scan, form: Form) -> Composition | None:
 
 
 @lru_cache(maxsize=4096)
-def composed(text: str, wanted: Wanted | None = None) -> int:
-    """How many numbers groups of a tile would compose, of a recurrence or of its adjoint; 0: they cannot."""
-    scan = kernel_adjoint(text, wanted).scan if wanted else load(text)
-    kinds = {x.kind for x in scan.operator.leaves} | {s.kind for s in scan.states}
-    return len(scan.operator.leaves) if kinds == {"float"} and not inside_axes(text).axes else 0
+def composed(text: str, wanted: Wanted | None = None) -> Composed | None:
+    """What groups of a tile would compose, of a recurrence or of its adjoint; None: they cannot."""
+    if inside_axes(text).axes:
+        return None
+    if wanted is None:
+        scan = load(text)
+        return composed_of(scan, step_program(scan))
+    derived = kernel_adjoint(text, wanted)
+    return composed_of(derived.scan, derived.step)
+
+
+def composed_of(scan: Scan, step: Program) -> Composed | None:
+    """The same of a scan that holds no axes, and of its step."""
+    slow = any(x.op in SLOW for x in step.lines)
+    return Composed(len(scan.operator.leaves), slow) if composes(scan) else None
 
 
 @lru_cache(maxsize=4096)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from scanforge.ir.scan import TIME, Scan
+from scanforge.tile import FILLING, GROUPED, MOST_LEAVES, at_most
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +46,6 @@ def state_outputs(scan: Scan) -> dict[str, str]:
         if variable in states and set(outputs[output].axes) == {TIME, *states[variable].axes}:
             found.setdefault(variable, output)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """An ordered-tile kernel's shape: R rows, BD lanes (one a thread), NS stages in flight.
-
-    With G `groups` a tile has G·R rows, and G threads share a lane.
-    """
-
-    rows: int
-    lanes: int
-    stages: int
-    groups: int = 1
-
-
-# Measured on an H200 (docs/dev/lab-notes.md): what decides is the bytes in flight over the device.
-IN_FLIGHT = {False: 6_300_000, True: 8_400_000}  # in bytes, by whether there are 16-bit inputs alone
-MANY_IN_FLIGHT = 13_000_000  # forward, wider inputs, beyond twice the lanes that are at work
-RESIDENT = 16_896  # lanes that are at work at one time: 128 on each of 132 processors
-SHARED = 225_000  # bytes of shared memory of one processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +99,8 @@ def held_plan(inside: Inside, sizes: dict[str, int], steps: int, *, backward: bo
     if not inside.held or entries > MOST_ENTRIES:
         return _block_plan(inside.axes, sizes, steps, backward=backward)
     if backward:
-        return Held(inside.axes[0], entries, 4, rows=_at_most(steps, 4), lanes=32, stages=3)
-    rows = _at_most(steps, min(max(1, VALUES // _power(entries)), 16))
+        return Held(inside.axes[0], entries, 4, rows=at_most(steps, 4), lanes=32, stages=3)
+    rows = at_most(steps, min(max(1, VALUES // _power(entries)), 16))
     return Held(inside.axes[0], entries, entries, rows=rows, lanes=64, stages=3, warps=2)
 
 
@@ -132,64 +113,13 @@ def _block_plan(
     lanes = max(1, min(64, block // (2 if backward else 1) // entries))
     warps = max(1, min(8, entries * lanes // (32 * most)))
     few = entries * lanes // (32 * warps) <= most
-    rows = _at_most(steps, 4 if few else 2) if backward else 1
+    rows = at_most(steps, 4 if few else 2) if backward else 1
     return Held(whole=axes, sizes=whole, rows=rows, lanes=lanes, stages=2, warps=warps)
 
 
 def _power(n: int) -> int:
     """The smallest power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-def tile_plan(
-    steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], *, backward: bool, rows: int = 0,
-    leaves: int = 0,
-) -> Tile:  # fmt: skip
-    """The tile for inputs of these sizes in bytes: large R, and as many stages as keep the device busy.
-
-    `rows` forces R, which for a backward kernel is the spacing of what was kept. Where elements of
-    so many `leaves` compose, groups of threads may share it.
-    """
-    widest, loaded, total = max(itemsizes), sum(itemsizes), inner * outer
-    wide = inner >= 128 and total >= 128 * 128 and not (backward and widest > 2)
-    lanes = 128 if wide else 64 if inner >= 64 else 32
-    rows = rows or _forward_rows(steps, len(itemsizes), widest, lanes)
-    groups = _groups(steps, total, rows) if 0 < leaves <= MOST_LEAVES else 1
-    lanes //= groups if groups * lanes > 128 else 1
-    at_work = min(total, RESIDENT)
-    narrow, many = widest <= 2 or backward, total > 2 * RESIDENT
-    in_flight = MANY_IN_FLIGHT if many and not narrow else IN_FLIGHT[narrow]
-    whole = groups * rows
-    stages = max(3, 1 + round(in_flight / (whole * at_work * loaded))) + (many and narrow)
-    programs = -(-at_work // (lanes * (RESIDENT // 128)))  # on one processor
-    fitting = SHARED // (whole * lanes * loaded * max(programs, 1))
-    return Tile(rows, lanes, max(2, min(stages, fitting, 8 if whole <= 16 else 5)), groups)
-
-
-def _groups(steps: int, lanes: int, rows: int) -> int:
-    """How many threads share a lane: so many that every scheduler of the device has a few warps."""
-    groups = 1
-    while groups < MOST_GROUPS and 2 * groups * lanes <= THREADS and 2 * groups * rows <= steps:
-        groups *= 2
-    return groups
-
-
-THREADS = 0  # of the device that groups fill
-MOST_GROUPS = 4
-MOST_LEAVES = 2  # that cost little to compose beside a step
-
-
-def _forward_rows(steps: int, inputs: int, widest: int, lanes: int) -> int:
-    """R of a forward kernel: rows are registers, so many inputs take fewer."""
-    most = 64 if widest <= 2 else 2048 // lanes
-    return _at_most(steps, most if inputs <= 2 else min(most, 16 if inputs <= 4 else 8))
-
-
-def _at_most(steps: int, rows: int) -> int:
-    """Rows, halved until the steps fill them."""
-    while rows > max(steps, 1):
-        rows //= 2
-    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +140,7 @@ class KernelPlan:
 
 
 CHUNK = 64  # chunks are of whole tiles, of both directions
-FILLING = 8192  # lanes that fill the device: below, time is split (measured on an H200)
-LONG = 1024  # steps from which that pays
+LONG = 1024  # steps from which a split pays
 
 
 def kernel_plan(
@@ -219,7 +148,7 @@ def kernel_plan(
 ) -> KernelPlan:
     """Ordered tiles where the lanes fill the device, else time in chunks; `lowering` forces one."""
     steps, lanes = sizes[TIME], prod(sizes[a] for a in scan.lanes if a not in inside)
-    worth = lanes < FILLING and steps >= LONG and bool(scan.states)
+    worth = lanes < _filling(scan, inside) and steps >= LONG and bool(scan.states)
     chosen = lowering or ("split" if worth else "ordered_tile")
     few = f"{steps} steps are few" if steps < LONG else f"{lanes} lanes fill the device"
     why = f"{lanes} lanes do not fill the device" if worth else few
@@ -229,12 +158,22 @@ def kernel_plan(
     return KernelPlan(Plan("triton", "ordered_tile", "forced by lowering=" if lowering else why), None)
 
 
+def _filling(scan: Scan, inside: tuple[str, ...]) -> int:
+    """From how many lanes on time is not split: where groups of threads share a lane, half as many."""
+    return GROUPED if composes(scan) and len(scan.operator.leaves) <= MOST_LEAVES and not inside else FILLING
+
+
+def composes(scan: Scan) -> bool:
+    """Whether groups of threads can share a tile: they hand floats to each other."""
+    return {x.kind for x in scan.operator.leaves} | {s.kind for s in scan.states} == {"float"}
+
+
 def chunk_plan(steps: int, lanes: int) -> Chunks:
     """As many chunks as fill the device twice, of whole tiles; shorter ones where the steps are few."""
     wanted = max(2, -(-2 * FILLING // max(lanes, 1)))
     length = max(CHUNK, -(-steps // wanted) // CHUNK * CHUNK)
     if length > steps:
-        length = _at_most(steps, CHUNK)
+        length = at_most(steps, CHUNK)
     count = steps // length
     return Chunks(count, length, steps - count * length)
 
@@ -285,4 +224,4 @@ def keep_plan(
 def spacing_of(scan: Scan, steps: int) -> int:
     """A state is kept for every tile of the backward kernel: its R, by the registers that a row takes."""
     registers = len(scan.inputs) + 2 * len(scan.states)  # inputs, cotangents, states run again
-    return _at_most(steps, 32 if registers <= 4 else 16 if registers <= 7 else 8)
+    return at_most(steps, 32 if registers <= 4 else 16 if registers <= 7 else 8)

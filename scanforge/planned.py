@@ -11,8 +11,10 @@ from scanforge import dtypes
 from scanforge.adjoint import full_adjoint
 from scanforge.ir.scan import TIME, Input, Output, Scan, load
 from scanforge.launch import kept_states
-from scanforge.pipeline import inside_axes
-from scanforge.plan import Chunks, Held, Plan, Tile, held_plan, keep_plan, kernel_plan, plan, tile_plan
+from scanforge.pipeline import composed_of, inside_axes
+from scanforge.plan import Chunks, Held, Plan, held_plan, keep_plan, kernel_plan, plan
+from scanforge.schedule import step_program
+from scanforge.tile import Tile, tile_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,11 @@ def _tile(
     lanes *= prod(sizes[a] for a in scan.lanes if a not in inside.axes)
     rows = _spacing(scan, text, sizes | {TIME: steps}, dtype) if down else 0
     fields = len(scan.inputs) + down
-    return tile_plan(steps, lanes, 1, (dtype.itemsize,) * fields, backward=down, rows=rows)
+    items = (dtype.itemsize,) * fields
+    derived = full_adjoint(scan)
+    parts = (derived.scan, derived.step) if down else (scan, step_program(scan))
+    composed = None if chunks else composed_of(*parts)
+    return tile_plan(steps, lanes, 1, items, backward=down, rows=rows, composed=composed)
 
 
 def _spacing(scan: Scan, text: str, sizes: dict[str, int], dtype: torch.dtype) -> int:

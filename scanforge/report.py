@@ -16,8 +16,10 @@ from scanforge.example import Example
 from scanforge.facts import facts
 from scanforge.ir.program import Program, Var
 from scanforge.ir.scan import Output, Scan, before, is_outer, load_operator
+from scanforge.plan import Held
 from scanforge.planned import Planned, planned, readable
 from scanforge.recurrence import Fused
+from scanforge.tile import Tile
 from scanforge.trace import Traced
 from scanforge.validate import Report
 
@@ -166,11 +168,15 @@ def _plan(p: Planned) -> Section:
 def _kernels(p: Planned) -> str:
     """The lowering and the tiles, forward and backward, of the kernels."""
     both = (("forward", p.forward), ("backward", p.backward))
-    tiles = ", ".join(f"{name} R={t.rows} BD={t.lanes} NS={t.stages}" for name, t in both)
+    tiles = ", ".join(f"{name} R={t.rows} BD={t.lanes} NS={t.stages}{_groups(t)}" for name, t in both)
     chunks = f", {p.chunks.count} chunks of {p.chunks.length} steps" if p.chunks else ""
     who = "a thread holds the axis" if p.in_thread else "a program holds the axes"
     where = f"; {who} {' '.join(p.held)}" if p.held else ""
     return f"Triton, {p.kernel.lowering}: {p.kernel.why}{chunks}; tiles {tiles}{where}"
+
+
+def _groups(tile: Tile | Held) -> str:
+    return f" G={tile.groups}" if isinstance(tile, Tile) and tile.groups > 1 else ""
 
 
 def _kept(p: Planned) -> str:

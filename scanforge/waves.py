@@ -10,7 +10,7 @@ from scanforge.ir.program import Program
 from scanforge.schedule import handed_on, part_of
 
 # Primitives that take long to answer, though the device takes several at a time.
-_SLOW = {
+SLOW = {
     "div", "exp", "exp2", "log", "log1p", "expm1", "expm1_of", "sqrt", "capped_sqrt", "rsqrt", "sigmoid",
     "softplus", "silu", "gelu", "erf", "tanh", "sin", "cos", "pow",
 }  # fmt: skip
@@ -18,7 +18,7 @@ _SLOW = {
 
 def waves(program: Program) -> list[Program]:
     """A part in waves. What a later wave reads is handed on, under the same name."""
-    slow = {x.var.name for x in program.lines if x.op in _SLOW}
+    slow = {x.var.name for x in program.lines if x.op in SLOW}
     wave: dict[str, int] = {}
     for line in program.lines:
         wave[line.var.name] = max((wave.get(a, 0) + (a in slow) for a in line.args), default=0)

@@ -14,7 +14,8 @@ import torch
 from scanforge import dtypes
 from scanforge.emit.form import CHUNK_AXIS, Form, Kernel
 from scanforge.ir.scan import BATCH
-from scanforge.plan import Held, Keep, Tile, tile_plan
+from scanforge.plan import Held, Keep
+from scanforge.tile import Composed, Tile, tile_plan
 from scanforge.views import Lanes, View, lay_out
 
 Tensor = torch.Tensor
@@ -106,24 +107,24 @@ Make = Callable[[Form], tuple[Kernel, Any]]
 
 def launch(
     make: Make, work: Work, computed: torch.dtype, held: Held, *, rows: int = 0, keep: Keep | None = None,
-    leaves: int = 0,
+    composed: Composed | None = None,
 ) -> None:  # fmt: skip
     """Choose the tile, make the kernel, call it.
 
     `rows` forces a backward kernel's R, as what was kept decides it. Outputs without time are added to what
-    is there, since a call may be several launches. Where elements of so many `leaves` compose, groups of
-    threads may share a tile; they walk whole tiles, and what is left is a launch without groups.
+    is there, since a call may be several launches. Where elements compose, groups of threads may share a
+    tile; they walk whole tiles, and what is left is a launch without groups.
     """
     lanes = work.lanes(held)
     if held.axes or work.bounds or not work.over_lanes(lanes):
-        leaves = 0
+        composed = None
     least = keep.spacing if keep and not keep.refill else 0
-    tile = _tile(work, lanes, held, rows=rows, least=least, leaves=leaves)
+    tile = _tile(work, lanes, held, rows=rows, least=least, composed=composed)
     left = work.steps % (tile.rows * tile.groups) if tile.groups > 1 else 0
     if left:
         for part in work.at(work.steps - left, rows or least, down=bool(rows)):
-            more = leaves if part.steps > left else 0
-            launch(make, part, computed, held, rows=rows, keep=keep, leaves=more)
+            more = composed if part.steps > left else None
+            launch(make, part, computed, held, rows=rows, keep=keep, composed=more)
         return
     if keep and keep.refill:  # a segment is of whole tiles
         tile = replace(tile, rows=min(tile.rows, keep.spacing))
@@ -165,7 +166,7 @@ def _form(
     )
 
 
-def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int, leaves: int) -> Tile:
+def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int, composed: Composed | None) -> Tile:
     """A tile that holds whole spacings of what is kept: of `least` so many rows."""
     inner = lanes.groups[-1]
     items = tuple(
@@ -177,7 +178,7 @@ def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int, leaves
     if held.axis:
         return Tile(rows or max(held.rows, least), held.lanes, held.stages)
     choose = partial(
-        tile_plan, steps, lanes.inner, prod(lanes.outer), items or (4,), backward=down, leaves=leaves
+        tile_plan, steps, lanes.inner, prod(lanes.outer), items or (4,), backward=down, composed=composed
     )
     tile = choose(rows=rows)
     return tile if tile.rows >= least else choose(rows=least)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import scanforge as sf
-from scanforge import plan
-from scanforge.plan import Tile
+from scanforge import plan, tile
+from scanforge.tile import Composed, Tile
 from tests.catalogue import CASES, Case
 from tests.reference.compare import (
     Loss,
@@ -150,7 +150,7 @@ def check(
 
 @dataclass(frozen=True)
 class Tiles:
-    """What a test forces, not the plan: R, that of backward kernels, lanes, stages, steps of a chunk, groups."""
+    """What a test forces: R, the backward kernels' R, lanes, stages, steps of a chunk, groups."""
 
     rows: int = 8
     spacing: int = 4
@@ -167,16 +167,18 @@ class Tiles:
         assert self.rows % self.spacing == 0
         assert self.chunk % self.rows == 0
 
-        def tile_plan(steps: int, *_: Any, rows: int = 0, leaves: int = 0, **__: Any) -> Tile:
+        def tile_plan(
+            steps: int, *_: Any, rows: int = 0, composed: Composed | None = None, **__: Any
+        ) -> Tile:
             rows = rows or self.rows
-            groups = self.groups if leaves and steps >= self.groups * rows else 1
+            groups = self.groups if composed and steps >= self.groups * rows else 1
             return Tile(rows, self.lanes, self.stages, groups)
 
         def spacing_of(_: Any, steps: int) -> int:
             return min(self.spacing, 1 << max(steps, 1).bit_length() - 1)
 
-        for function in (tile_plan, spacing_of):
-            planned = getattr(plan, function.__name__)
+        for planner, function in ((tile, tile_plan), (plan, spacing_of)):
+            planned = getattr(planner, function.__name__)
             for name, module in list(sys.modules.items()):
                 if (
                     name.partition(".")[0] == "scanforge"

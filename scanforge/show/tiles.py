@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from math import prod
 
 from scanforge.ir.scan import TIME
-from scanforge.plan import Held, Tile
+from scanforge.plan import Held
 from scanforge.planned import Moved, Planned, readable
 from scanforge.show import svg
+from scanforge.tile import Tile
 
 WIDE, HIGH, TOP, LEFT = 500, 372, 88, 72
 COLUMNS, ROWS = 5, 8  # that are drawn; there may be many more
@@ -26,11 +27,13 @@ def tiles(p: Planned, *, alone: bool) -> str:
 
 
 def _walk(p: Planned, tile: Tile | Held, *, back: bool) -> str:
-    steps, rows = p.sizes[TIME], max(tile.rows, 1)
+    groups = tile.groups if isinstance(tile, Tile) else 1
+    steps, rows = p.sizes[TIME], max(tile.rows, 1) * groups
     count = -(-steps // rows)
     shown, programs = min(count, ROWS), _programs(p, tile)
     columns = min(programs, COLUMNS)
     head = f"{steps} steps, {count} tile{'s' * (count != 1)} of R = {rows}"
+    head += f", in {groups} groups that share each lane" if groups > 1 else ""
     sizes = " ".join(f"{a}={p.sizes[a]}" for a in p.lanes) or "one"
     lanes = f"lanes {sizes}: {programs} program{'s' * (programs != 1)} of BD = {tile.lanes}"
     lanes += f", for each of {p.chunks.count} chunks of {p.chunks.length} steps" if p.chunks else ""

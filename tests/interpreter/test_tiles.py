@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import scanforge as sf
-from scanforge.plan import spacing_of, tile_plan
+from scanforge.plan import spacing_of
+from scanforge.tile import tile_plan
 from scanforge.trace import Signature, trace
 from tests.catalogue import BY_NAME, CASES, chance, draw, generator
 from tests.kernels import Tiles, both_ways, check, every_lowering, everything, guarded

@@ -18,7 +18,7 @@ STAGES = [
     "maths", "fields", "declare", "operators", "recurrence", "compiled", "captured", "compose", "prune",
     "trace", "pieces", "trace_recurrence", "cache", "sampling", "laws", "vjp", "segments", "batched",
     "narrow", "schedule", "waves", "affine", "adjoint", "facts", "products", "chunked_form", "chunked_plan",
-    "backend", "call", "call_recurrence", "example", "packed", "plan", "emit", "pipeline", "tangent",
+    "backend", "call", "call_recurrence", "example", "packed", "tile", "plan", "emit", "pipeline", "tangent",
     "launch", "sequential", "prepared", "boundaries", "views", "work", "pointwise", "chunked_work",
     "chunked_run", "split", "refill", "packed_work", "launch_triton", "tune", "library", "op", "ops",
     "validate", "planned", "report", "show", "api", "timing", "tools", "selfcheck", "distributed", "cli",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scanforge.plan import SHARED, Tile, tile_plan
+from scanforge.tile import SHARED, Composed, Tile, tile_plan
 
 A, B, C = (2048, 2048, 8), (4096, 1024, 8), (512, 2048, 32)  # steps, inner, outer
 
@@ -37,6 +37,32 @@ def test_forward_tiles(shape, itemsize, tile):
 )
 def test_backward_tiles(shape, itemsize, tile):
     assert tile_plan(*shape, (itemsize,) * 3, backward=True, rows=32) == tile
+
+
+@pytest.mark.parametrize(
+    ("shape", "special", "forward", "backward"),
+    [
+        (A, False, 1, 1),
+        (B, False, 1, 1),
+        (A, True, 2, 2),
+        (B, True, 4, 2),
+        (C, True, 1, 1),
+        ((4096, 1024, 4), False, 4, 4),
+        ((4096, 1024, 2), True, 1, 1),  # time is split
+        ((16, 1024, 8), True, 1, 1),  # one tile
+    ],
+)
+def test_groups(shape, special, forward, backward):
+    composed = Composed(2, special)
+    tiles = [
+        tile_plan(*shape, (2,) * 3, backward=down, rows=16 * down, composed=composed)
+        for down in (False, True)
+    ]
+    assert [tile.groups for tile in tiles] == [forward, backward]
+    assert tile_plan(*shape, (2,) * 3, backward=False, composed=Composed(3, special)).groups == 1
+    for tile in tiles:
+        assert tile.lanes * tile.groups <= 256
+        assert tile.rows * tile.groups * tile.lanes * tile.stages * 6 <= SHARED
 
 
 @pytest.mark.parametrize("shape", [A, B, C])

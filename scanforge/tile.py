@@ -1,0 +1,96 @@
+"""(steps, lanes, bytes) -> Tile: the shape of an ordered-tile kernel, as measured (docs/dev/lab-notes.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """An ordered-tile kernel's shape: R rows, BD lanes (one a thread), NS stages in flight.
+
+    With G `groups` a tile has G·R rows, and G threads share a lane.
+    """
+
+    rows: int
+    lanes: int
+    stages: int
+    groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What groups of threads compose: so many numbers, beside a step that has special functions or not."""
+
+    leaves: int
+    special: bool
+
+
+# What decides is the bytes in flight over the device.
+IN_FLIGHT = {False: 6_300_000, True: 8_400_000}  # in bytes, by whether there are 16-bit inputs alone
+MANY_IN_FLIGHT = 13_000_000  # forward, wider inputs, beyond twice the lanes that are at work
+RESIDENT = 16_896  # lanes that are at work at one time: 128 on each of 132 processors
+SHARED = 225_000  # bytes of shared memory of one processor
+FILLING = 8192  # lanes that fill the device, a thread each
+GROUPED = 4096  # lanes that fill it in groups
+MOST_LEAVES = 2  # that cost little to compose beside a step
+
+
+def tile_plan(
+    steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], *, backward: bool, rows: int = 0,
+    composed: Composed | None = None,
+) -> Tile:  # fmt: skip
+    """The tile for inputs of these sizes in bytes: large R, and as many stages as keep the device busy.
+
+    `rows` forces R, which for a backward kernel is the spacing of what was kept. Groups of threads may share
+    a tile where elements compose.
+    """
+    widest, loaded, total = max(itemsizes), sum(itemsizes), inner * outer
+    wide = inner >= 128 and total >= 128 * 128 and not (backward and widest > 2)
+    lanes = 128 if wide else 64 if inner >= 64 else 32
+    forced, rows = rows, rows or _forward_rows(steps, len(itemsizes), widest, lanes)
+    groups = _groups(steps, total, rows, composed, backward=backward)
+    if groups > 1:
+        lanes = min(lanes, 64 if total >= FILLING else 32)
+        rows = forced or min(rows, GROUP_ROWS)
+    whole, at_work = groups * rows, min(total, RESIDENT)
+    narrow, many = widest <= 2 or backward, total > 2 * RESIDENT
+    in_flight = MANY_IN_FLIGHT if many and not narrow else IN_FLIGHT[narrow]
+    more = (many and narrow) or (groups > 1 and not backward)
+    stages = max(3, 1 + round(in_flight / (whole * at_work * loaded))) + more
+    programs = -(-at_work // (lanes * (RESIDENT // 128)))  # on one processor
+    fitting = SHARED // (whole * lanes * loaded * max(programs, 1))
+    return Tile(rows, lanes, max(2, min(stages, fitting, 8 if whole <= 16 else 5)), groups)
+
+
+GROUP_ROWS = 16  # of a forward kernel, in groups
+
+
+def _groups(steps: int, lanes: int, rows: int, composed: Composed | None, *, backward: bool) -> int:
+    """How many threads share a lane, so that every scheduler of the device has a few warps.
+
+    Composing costs: it pays beside special functions, whose answers a lone warp waits for, and where a thread
+    a lane would leave processors idle. A backward step needs many registers.
+    """
+    if composed is None or composed.leaves > MOST_LEAVES or not GROUPED <= lanes <= RESIDENT:
+        return 1
+    if lanes >= FILLING and not composed.special:
+        return 1
+    most = 2 if backward and lanes >= FILLING else 4
+    groups = 1
+    while groups < most and 2 * groups * lanes <= 2 * RESIDENT and 2 * groups * rows <= steps:
+        groups *= 2
+    return groups
+
+
+def _forward_rows(steps: int, inputs: int, widest: int, lanes: int) -> int:
+    """R of a forward kernel: rows are registers, so many inputs take fewer."""
+    most = 64 if widest <= 2 else 2048 // lanes
+    return at_most(steps, most if inputs <= 2 else min(most, 16 if inputs <= 4 else 8))
+
+
+def at_most(steps: int, rows: int) -> int:
+    """Rows, halved until the steps fill them."""
+    while rows > max(steps, 1):
+        rows //= 2
+    return rows
