@@ -141,8 +141,8 @@ def declaration(operator: object) -> Declaration:
         if isinstance(operator, Operator):
             hint = "Pass the class itself."
         raise DeclarationError(
-            "scanforge wants a class that derives from sf.Operator and declares elements and states, and got "
-            f"{shown}. {hint}"
+            "scanforge wants a class that derives from sf.Operator or sf.Recurrence and declares its fields, "
+            f"and got {shown}. {hint}"
         )
     return declared
 

@@ -62,9 +62,11 @@ def _call(op: str, name: str, *args: Any) -> Any:
             f"{', '.join(type(a).__name__ for a in args)}. Use it inside combine or apply; "
             f"for a plain number write math.{name} and the like, for a tensor torch.{name}."
         )
-    if any(isinstance(a, Complex) for a in args):
+    pair = next((a for a in args if isinstance(a, Complex)), None)
+    if pair is not None:
         raise TraceError(
-            f"sf.{name} ({location()}) has no complex form. Use it on sf.real(x), sf.imag(x) or sf.abs(x)."
+            f"sf.{name} ({location()}) has no complex form, and {pair.origin()[0]} got complex tensors. Use "
+            "it on sf.real(x), sf.imag(x) or sf.abs(x), or pass real tensors."
         )
     return first.builder.call(op, *args)
 
