@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
 from scanforge import segments
 from scanforge.compose import carry, leaf_axes, on_itself
-from scanforge.distributed.ranks import Ranks
+from scanforge.distributed.chunks import in_chunks
+from scanforge.distributed.ranks import Gathering, Ranks
 from scanforge.distributed.wire import Wire, read
 from scanforge.ir.builder import Builder
 from scanforge.ir.check import check_program, check_scan
@@ -30,37 +31,70 @@ Run = Callable[[Prepared, bool], tuple[list[Tensor], list[Tensor]]]  # a call, a
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """The states that a shard starts from. `settle` looks whether all ranks have made the same call.
+    """The states that a shard starts from, and a call over the elements of its chunks, if it has any.
 
-    It waits for the exchange, so it comes after what the states are for has been launched.
+    `settle` looks whether all ranks have made the same call. It waits for the exchange, so it comes after
+    what the states are for has been launched.
     """
 
     states: tuple[Tensor, ...]
+    chunks: Prepared | None
     settle: Callable[[], None]
 
+    def before_chunks(self, states: Sequence[Tensor], run: Run, reverse: bool) -> list[Tensor]:
+        """The states before every chunk, (count, ...), from those before all of them."""
+        assert self.chunks is not None
+        with torch.no_grad():
+            return run(replace(self.chunks, initial=tuple(states)), reverse)[0]
 
-def entering(call: Prepared, run: Run, ranks: Ranks, after: Mapping[str, Tensor] | None = None) -> Entering:
+
+def entering(
+    call: Prepared, run: Run, ranks: Ranks, after: Mapping[str, Tensor] | None = None, count: int = 1
+) -> Entering:
     """The states before the first step of this rank's shard, as the ranks processed before leave them.
 
     `call.initial` is read on the first rank. `after` maps leaves to what the composed element begins with
-    in place of the identity.
+    in place of the identity. The shard is cut into `count` chunks.
     """
-    if ranks.count == 1:
-        return Entering(call.initial, lambda: None)
     with torch.no_grad():
         wide = _widened(call, {} if after is None else after)
-        aggregate = replace(wide, text=_aggregate(wide.text))
-        aggregate = replace(aggregate, initial=_identity(aggregate, after or {}))
-        wire = Wire.of((ranks.name, ranks.reverse, ranks.alike), aggregate.initial, call.initial)
+        start = _identity(replace(wide, text=_aggregate(wide.text)), after or {})
+        wire = Wire.of((ranks.name, ranks.reverse, ranks.alike), start, call.initial)
+        # nobody reads what the last rank sends, so its own elements come while others' are under way
+        gathering = ranks.gather(wire.message([], call.initial[0])) if ranks.last else None
+        chunks = _composed(wide, run, ranks, count) if count > 1 else None
+        if gathering is None:
+            own = _left(chunks or wide, run, ranks, start)
+            gathering = ranks.gather(wire.message(own, call.initial[0]))
         if ranks.first:
-            own = run(replace(call, text=_without_outputs(call.text)), ranks.reverse)[1]
-        else:
-            own = [] if ranks.last else run(aggregate, ranks.reverse)[1]
-        gathering = ranks.gather(wire.message(own, call.initial[0]))
-        if ranks.first:
-            return Entering(call.initial, lambda: wire.check(gathering.wait(), ranks))
+            return Entering(call.initial, chunks, partial(_settle, wire, gathering))
         messages = gathering.wait()
-        return Entering(_folded(wide, run, wire, messages, ranks), lambda: wire.check(messages, ranks))
+        states = _folded(wide, run, wire, messages, ranks)
+        return Entering(states, chunks, partial(wire.check, messages, ranks))
+
+
+def _settle(wire: Wire, gathering: Gathering) -> None:
+    wire.check(gathering.wait(), gathering.ranks)
+
+
+def _composed(wide: Prepared, run: Run, ranks: Ranks, count: int) -> Prepared:
+    """A call over the elements of chunks, which are its steps."""
+    cut = in_chunks(wide, count)
+    aggregate = replace(cut, text=_aggregate(cut.text))
+    found = run(replace(aggregate, initial=_identity(aggregate, {})), ranks.reverse)[1]
+    axis = load(cut.text).states[0].axes[0]
+    elements = [
+        x if axis in s.axes else x.expand(count, *x.shape)  # the same for all: nothing in it is over time
+        for s, x in zip(load(aggregate.text).states, found, strict=True)
+    ]
+    return replace(wide, text=_carry(wide.text), inputs=tuple(elements), sizes=wide.sizes | {TIME: count})
+
+
+def _left(call: Prepared, run: Run, ranks: Ranks, start: tuple[Tensor, ...]) -> list[Tensor]:
+    """What a rank leaves behind: the first one its final states, another the element of all its steps."""
+    if ranks.first:
+        return run(replace(call, text=_without_outputs(call.text)), ranks.reverse)[1]
+    return run(replace(call, text=_aggregate(call.text), initial=start), ranks.reverse)[1]
 
 
 def _folded(
@@ -73,7 +107,7 @@ def _folded(
         between = [torch.stack(leaves) for leaves in zip(*elements, strict=True)]
         over = replace(
             wide,
-            text=_carry(wide.text),
+            text=_without_outputs(_carry(wide.text)),
             inputs=tuple(between),
             initial=tuple(states),
             sizes=wide.sizes | {TIME: len(elements)},
@@ -107,10 +141,10 @@ def _aggregate(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _carry(text: str) -> str:
-    """The recurrence over such elements, of which only the final states are wanted."""
+    """The recurrence over such elements, whose outputs are the states before each."""
     scan = load(text)
     used = {TIME}.union(*leaf_axes(scan).values(), *(s.axes for s in scan.states))
-    return _without_outputs(dump(carry(replace(scan, axes=scan.order(used)))))
+    return dump(carry(replace(scan, axes=scan.order(used))))
 
 
 @lru_cache(maxsize=1024)

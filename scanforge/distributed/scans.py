@@ -1,29 +1,19 @@
-"""scan over the ranks of a group: the call, and its node in autograd.
-
-A shard is an ordinary scan from the state that the ranks before it leave, with the ordinary backward pass.
-What is added stands behind it: a node that hands results through, and on the way back adds to the final
-state's cotangent what the ranks processed after it send.
-"""
+"""scan over the ranks of a group: the call, and the sums of gradients that it makes on request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from scanforge import dtypes, pipeline
-from scanforge.affine import offset
-from scanforge.api import Declared, flag_option, memory_option, one_or_tuple, run_prepared, time_dim
+from scanforge.api import Declared, flag_option, memory_option, one_or_tuple, time_dim
 from scanforge.call import named_only
-from scanforge.distributed.carry import entering
 from scanforge.distributed.own import own_call
 from scanforge.distributed.ranks import Ranks, ranks_of
-from scanforge.errors import ArgumentError
+from scanforge.distributed.shard import Shard
 from scanforge.ir.scan import TIME, load
-from scanforge.launch import Options
 from scanforge.prepared import Prepared
 from scanforge.recurrence import Fused, declared_of
 
@@ -77,7 +67,7 @@ def scan(  # noqa: PLR0913 - options by keyword
     if reduces and ranks.count > 1:
         own = replace(own, call=_summed(own.call, ranks))
     call = own.bounded(reset=reset, mask=mask, lengths=lengths)
-    outputs, finals = _Shard(ranks, kept, backend, lowering).results(call)
+    outputs, finals = Shard(ranks, kept, backend, lowering).results(call)
     shown = one_or_tuple(call.outputs(outputs))
     return (shown, one_or_tuple(call.states(finals))) if wants_finals else shown
 
@@ -113,104 +103,3 @@ class _Summed(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         found = iter(ctx.ranks.sum_all([g for g, need in zip(cotangents, needs, strict=True) if need]))
         return None, *(next(found) if need else None for need in needs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    """How a rank runs what is its own."""
-
-    ranks: Ranks
-    memory: str
-    backend: str | None
-    lowering: str | None
-
-    def run(self, call: Prepared, reverse: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs and final states of a call on this rank alone."""
-        options = Options(reverse, "", call.dtype, memory=self.memory)
-        return run_prepared(call, options, self.backend, self.lowering)
-
-    def results(self, call: Prepared) -> tuple[list[Tensor], list[Tensor]]:
-        """The same from the state that the ranks before it leave; differentiable over all of them."""
-        given = entering(call, self.run, self.ranks)
-        carried = replace(call, initial=given.states)
-        outputs, finals = self.run(carried, self.ranks.reverse)
-        given.settle()
-        if self.ranks.count == 1:
-            return outputs, finals
-        bare = replace(carried, inputs=(), initial=())
-        joined = _Joined.apply(  # type: ignore[no-untyped-call]
-            self, bare, *outputs, *finals, *carried.inputs, *carried.initial, *call.initial
-        )
-        n = len(outputs)
-        return list(joined[:n]), list(joined[n : n + len(finals)])
-
-    def cotangents(
-        self, call: Prepared, outputs: Sequence[Tensor], finals: Sequence[Tensor]
-    ) -> dict[str, Tensor]:
-        """The cotangents of this shard's final states, with what later steps on other ranks send to them."""
-        primal = load(call.text)
-        shown = {o.name: g for o, g in zip(primal.outputs, outputs, strict=True) if o.kind == "float"}
-        wanted = pipeline.Wanted(frozenset(), frozenset(shown), True)
-        kinds = tuple(dtypes.name(x.dtype) for x in call.inputs)
-        text, derived = pipeline.backward(call.text, wanted, kinds)
-        own = dict(zip((s.name for s in primal.states), finals, strict=True))
-        seeds = [own[state].to(call.dtype) for state, _ in derived.initial]
-        if not seeds:
-            return {}
-        given = dict(zip((i.name for i in primal.inputs), call.inputs, strict=True))
-        given |= {name: shown[output] for output, name in derived.cotangents}
-        if derived.states_before:
-            before = replace(call, text=pipeline.states_before(call.text))
-            states = dict(zip(own, self.run(before, self.ranks.reverse)[0], strict=True))
-            given |= {name: states[state] for state, name in derived.states_before}
-        inputs = tuple(given[i.name] for i in derived.scan.inputs)
-        mus = [mu for _, mu in derived.initial]
-        after = {offset(mu, mus): x for mu, x in zip(mus, seeds, strict=True)}
-        turned = self.ranks.turned()
-        adjoint = replace(call, text=text, inputs=inputs, initial=tuple(seeds))
-        carried = entering(adjoint, self.run, turned, after)
-        carried.settle()
-        totals = seeds if turned.first else [x + y for x, y in zip(seeds, carried.states, strict=True)]
-        return {state: x for (state, _), x in zip(derived.initial, totals, strict=True)}
-
-
-class _Joined(torch.autograd.Function):
-    """Hands a shard's results through, and in the backward pass exchanges what crosses its border."""
-
-    @staticmethod
-    def forward(ctx: Any, shard: _Shard, call: Prepared, *tensors: Tensor) -> tuple[Tensor, ...]:
-        scan = load(call.text)
-        n, k = len(scan.outputs), len(scan.states)
-        ctx.shard, ctx.call = shard, call
-        ctx.save_for_backward(*tensors[n + k : -k])
-        ctx.untimed = [TIME not in o.dims for o in scan.outputs]
-        sums = zip(tensors[:n], ctx.untimed, strict=True)
-        results = [shard.ranks.sum(y) if untimed else y.detach() for y, untimed in sums]
-        results += [x.detach() for x in tensors[n : n + k]]
-        ctx.mark_non_differentiable(*(x for x in results if not x.is_floating_point()))
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
-        shard, scan = ctx.shard, load(ctx.call.text)
-        if torch.is_grad_enabled():  # a graph of this rank's part alone would be wrong, and look right
-            raise ArgumentError(
-                f"{shard.ranks.name}: scanforge.distributed.scan has no second derivative: leave "
-                "create_graph out, or gather the sequence and write sf.scan."
-            )
-        n, k = len(scan.outputs), len(scan.states)
-        saved = ctx.saved_tensors
-        call = replace(ctx.call, inputs=tuple(saved[:-k]), initial=tuple(saved[-k:]))
-        outputs = [
-            shard.ranks.sum(g) if untimed and g.is_floating_point() else g
-            for g, untimed in zip(cotangents[:n], ctx.untimed, strict=True)
-        ]
-        total = shard.cotangents(call, outputs, cotangents[n:])
-        finals = [total.get(s.name) for s in scan.states]
-        starts: list[Tensor | None] = [None] * k
-        if not shard.ranks.first:  # what is given there is not read
-            needs = ctx.needs_input_grad[-k:]
-            starts = [
-                torch.zeros_like(x) if need else None for x, need in zip(saved[-k:], needs, strict=True)
-            ]
-        return None, None, *outputs, *finals, *[None] * (len(saved)), *starts

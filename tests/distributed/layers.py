@@ -133,32 +133,33 @@ def _gradients(layer: Any, x: Tensor, results: list[Tensor], weights: list[Tenso
     return [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, found, strict=True)]
 
 
-def check_layer(run: LayerRun, shards: list[int], rank: int, group: Any) -> None:
+def check_layer(run: LayerRun, shards: list[int], rank: int, group: Any, device: str = "cpu") -> None:
     """This rank's part equals the one process's run; parameters' gradients do once they are summed."""
     assert sum(shards) == run.steps
     begin, end, last = sum(shards[:rank]), sum(shards[: rank + 1]), rank == len(shards) - 1
-    layer = run.layer()
-    x, state = run.inputs(layer)
-    own = x[:, begin:end].clone().requires_grad_(x.is_floating_point())
+    layer = run.layer().to(device)
+    x, state = run.inputs(run.layer())
+    state = None if state is None else rows(state, lambda s: s.to(device))
+    own = x[:, begin:end].to(device, copy=True).requires_grad_(x.is_floating_point())
     if rank:  # not read
         state = rows(state, lambda s: torch.full_like(s, 7)) if run.carried else None
-    flags = {n: f if n == "cu_seqlens" else f[:, begin:end] for n, f in run.flags.items()}
+    flags = {n: (f if n == "cu_seqlens" else f[:, begin:end]).to(device) for n, f in run.flags.items()}
     y, after = run.run(layer, own, state, sequence_group=group, **flags)
     what = f"{run.name}, rank {rank} of {shards}, {[*flags]}{', carried' if run.carried else ''}"
     assert run.y is not None
-    assert_close(y, run.y[:, begin:end], "forward", what)
+    assert_close(y.cpu(), run.y[:, begin:end], "forward", what)
     if last:
         for k, (s, whole) in enumerate(zip(tensors(after), tensors(run.after), strict=True)):
-            assert_close(s, whole, "forward", f"{what}: state {k}")
+            assert_close(s.cpu(), whole, "forward", f"{what}: state {k}")
     weights = [cotangent(run.y, 0)[:, begin:end]]
     weights += [cotangent(whole, 1 + k) * last for k, whole in enumerate(tensors(run.after))]
-    found = _gradients(layer, own, [y, *tensors(after)], weights)
+    found = _gradients(layer, own, [y, *tensors(after)], [w.to(device) for w in weights])
     wanted = list(run.gradients)
     if own.requires_grad:
-        assert_close(found.pop(0), wanted.pop(0)[:, begin:end], "gradient", f"{what}: x")
+        assert_close(found.pop(0).cpu(), wanted.pop(0)[:, begin:end], "gradient", f"{what}: x")
     for (name, _), g, whole in zip(layer.named_parameters(), found, wanted, strict=True):
         dist.all_reduce(g, group=group)
-        assert_close(g, whole, "gradient", f"{what}: {name}")
+        assert_close(g.cpu(), whole, "gradient", f"{what}: {name}")
 
 
 def boundaries(steps: int) -> list[dict[str, Tensor]]:

@@ -111,7 +111,9 @@ def cut(x: Tensor, dims: Dims, begin: int, end: int) -> Tensor:
     return x.narrow(dims.index("t"), begin, end - begin) if "t" in dims else x
 
 
-def check_rank(p: Problem, shards: list[int], rank: int, group: Any, reduces: bool) -> None:
+def check_rank(
+    p: Problem, shards: list[int], rank: int, group: Any, reduces: bool, backend: str | None = None
+) -> None:
     """This rank's part of a problem equals the one process's run, and so do all gradients."""
     assert sum(shards) == p.steps
     begin, end = sum(shards[:rank]), sum(shards[: rank + 1])
@@ -122,21 +124,21 @@ def check_rank(p: Problem, shards: list[int], rank: int, group: Any, reduces: bo
         with torch.no_grad():
             for x in initial.values():
                 x.fill_(7)
-    options = {"group": group, "reduce_gradients": reduces, **p.flags_of(begin, end)}
+    options = {"group": group, "reduce_gradients": reduces, "backend": backend} | p.flags_of(begin, end)
     outputs, finals = _scan(distributed.scan, p, tensors, initial, **options)
     what = f"{p.name}, rank {rank} of {shards}{', reversed' if p.reverse else ''}"
     close = assert_equal if p.exact else lambda x, y, w: assert_close(x, y, "forward", w)
     for k, (y, whole) in enumerate(zip(outputs, p.outputs, strict=True)):
-        close(y, cut(whole, p.shown[k], begin, end), f"{what}: output {k}, {[*p.flags]}")
+        close(y.cpu(), cut(whole, p.shown[k], begin, end), f"{what}: output {k}, {[*p.flags]}")
     for k, (x, whole) in enumerate(zip(finals, p.finals, strict=True)):
         if last:
-            close(x, whole, f"{what}: final state {k}")
+            close(x.cpu(), whole, f"{what}: final state {k}")
     shares = [
         cut(cotangent(y, k), dims, begin, end) / (1 if "t" in dims else len(shards))
         for k, (y, dims) in enumerate(zip(p.outputs, p.shown, strict=True))
     ]
     shares += [cotangent(x, len(p.outputs) + k) * last for k, x in enumerate(p.finals)]
-    read = [(x, g) for x, g in zip((*outputs, *finals), shares, strict=True) if x.is_floating_point()]
+    read = [(x, g.to(x)) for x, g in zip((*outputs, *finals), shares, strict=True) if x.is_floating_point()]
     wanted = {n: x for n, x in (tensors | initial).items() if x.requires_grad}
     xs, gs = zip(*read, strict=True)
     found = dict(zip(wanted, torch.autograd.grad(xs, list(wanted.values()), gs), strict=True))
@@ -151,4 +153,4 @@ def _check_gradients(p, found, begin, end, place, group, reduces, what) -> None:
             continue
         if name in p.dims and "t" not in dims and not reduces:
             dist.all_reduce(g, group=group)
-        assert_close(g, cut(whole, dims, begin, end), "gradient", f"{what}: gradient of {name}")
+        assert_close(g.cpu(), cut(whole, dims, begin, end), "gradient", f"{what}: gradient of {name}")

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
+import scanforge as sf
+from scanforge.distributed import chunks
+from scanforge.prepared import Prepared
 from tests import catalogue, recurrences
 from tests.distributed.problems import Problem, bare, check_rank, cut, fused
 from tests.distributed.processes import on_ranks
@@ -62,6 +66,7 @@ def bounded() -> list[Problem]:
 
 
 def check(rank: int, count: int, file: str, shards: dict[int, list[int]]) -> None:
+    sf.set_law_check(False)  # the one process has looked
     problems = torch.load(file, weights_only=False)
     for ranks, lengths in shards.items():
         group = dist.new_group(list(range(ranks)))
@@ -94,6 +99,34 @@ def test_resets_and_padding(tmp_path: Path):
     solve(bounded(), tmp_path, {1: [20], 4: [5, 0, 8, 7]})
 
 
+def few_chunks(call: Prepared, *_: object) -> int:
+    """As a kernel's plan would cut it, of at most 4 chunks."""
+    steps = call.sizes["t"]
+    whole = call.packed is not None or not steps
+    return 1 if whole else next(n for n in (4, 3, 2, 1) if steps % n == 0)
+
+
+def check_chunks(rank: int, count: int, file: str, shards: dict[int, list[int]]) -> None:
+    chunks.chunk_count = few_chunks
+    check(rank, count, file, shards)
+
+
+def solve_in_chunks(problems: list[Problem], folder: Path, shards: list[int]) -> None:
+    torch.save([p.solved() for p in problems], folder / "problems.pt")
+    on_ranks(len(shards), check_chunks, str(folder / "problems.pt"), {len(shards): shards})
+
+
+def test_shards_in_chunks(tmp_path: Path):
+    """What a GPU does with few lanes: a shard's chunks run side by side, from one pass of elements."""
+    solve_in_chunks(everything(), tmp_path, [6, 0, 3])
+
+
+@pytest.mark.slow
+def test_boundaries_and_slow_decay_in_chunks(tmp_path: Path):
+    solve_in_chunks(bounded(), tmp_path, [4, 0, 10, 6])
+    solve_in_chunks(slow_decay(), tmp_path, UNEVEN)
+
+
 def check_own_finals(rank: int, count: int, file: str, lengths: list[int]) -> None:
     """A loss of every rank's own final state: the states of one process where the shards end."""
     from scanforge import distributed
@@ -113,8 +146,6 @@ def check_own_finals(rank: int, count: int, file: str, lengths: list[int]) -> No
 
 
 def test_each_rank_has_the_state_after_its_own_steps(tmp_path: Path):
-    import scanforge as sf
-
     lengths, solved = [3, 1, 0, 5], []
     ends = [sum(lengths[: r + 1]) - 1 for r in range(4)]
     for name in ("Affine", "LogSumExp", "Kalman"):
