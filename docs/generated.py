@@ -29,7 +29,7 @@ API = {
 
 def pages() -> dict[str, str | bytes]:
     """Every generated file, by its path in the site."""
-    found: dict[str, str | bytes] = {"api.md": api(), "drawings.css": svg.STYLE + _SCROLLED}
+    found: dict[str, str | bytes] = {"api.md": api(), "drawings.css": svg.STYLE + _WRAPPED}
     found["gallery/report.html"] = tools.report(gallery.entries()[REPORTED].DECLARED[0])[0]
     rows = []
     for name, module in gallery.entries().items():
@@ -55,7 +55,7 @@ _OVERVIEW = (
     "| --- | --- | --- |",
 )
 REPORTED = "gla"
-_SCROLLED = ".sf{background:none;overflow-x:auto}.sf svg{display:block;max-width:none}"
+_WRAPPED = ".sf .beside{flex-wrap:wrap}"  # a page's column is narrower than its window
 _REFUSED = (
     f"What `scanforge report examples/gallery/{REPORTED}.py:GLA` writes is [one page](report.html).",
     "",

@@ -15,6 +15,7 @@ from scanforge.show.graph import BANDS, Graph, Node, graph
 LETTERS = 34  # of a line of an expression
 ROW, READS = 560, 820  # pixels of nodes beside each other; of what is read
 GAP, BETWEEN, AIR = 18, 34, 22  # nodes beside each other, rows, around bands
+LEGEND = 26  # of its height
 LEAST = 420  # of a panel
 SIDE = 64  # pixels of an arrow to or from the neighbouring step
 COLOURS = {"state_before": "carried"}
@@ -48,12 +49,8 @@ def dataflow(scan: Scan, *, alone: bool) -> str:
     derived = full_adjoint(scan)
     if derived.initial:
         panels.append(_Panel(graph(derived.scan, back=True), back=True))
-    parts, x = [], 0.0
-    high = max(p.high for p in panels)
-    for panel in panels:
-        parts.append(f'<g transform="translate({x:.0f},0)">{panel.drawn(high)}</g>')
-        x += panel.wide + 16
-    return svg.drawing(x - 16, high, parts, f"dataflow of {scan.name}", alone=alone)
+    made = [svg.Panel(p.wide, p.high, p.drawn()) for p in panels]
+    return svg.drawing(made, f"dataflow of {scan.name}", alone=alone)
 
 
 class _Panel:
@@ -108,7 +105,7 @@ class _Panel:
                 top = y + AIR
                 bottom = max(self._put_rows(rows, top), top)
                 y = max(bottom, self._put_pills(pills, top, bottom)) + AIR
-        return y
+        return y + LEGEND
 
     def _put_rows(self, rows: list[int], y: float) -> float:
         for i in rows:
@@ -144,19 +141,19 @@ class _Panel:
         passed = row - self.row_of[key] - 2
         return self.ways[key][passed] if 0 <= passed < len(self.ways[key]) else self.places[key]
 
-    def drawn(self, high: float) -> str:
-        """The panel as shapes, as high as its neighbour."""
+    def drawn(self) -> str:
+        """The panel as shapes."""
         way = "derived; a step goes from t+1 to t" if self.back else "a step goes from t-1 to t"
         name = "backward" if self.back else "forward"
-        parts = [svg.box(0.5, 0.5, self.wide - 1, high - 1, "line", "panel", radius=10)]
-        parts += [svg.text(AIR, 32, name, "title"), svg.text(AIR + 92, 32, way, "label")]
+        parts = [svg.box(0.5, 0.5, self.wide - 1, self.high - 1, "line", "panel", radius=10)]
+        parts += [svg.text(AIR, 32, name, "title"), svg.text(AIR + 104, 32, way, "label")]
         for band, y in self.tops:
             parts.append(svg.line(AIR, y, self.wide - AIR, y, extra=' stroke-dasharray="2 4"'))
             parts.append(svg.text(AIR, y + 16, LABELS[self.back][band], "label"))
         parts += [_path(place.node, self._trunk(key)) for key, place in self.places.items()]
         parts += [e for place in self.places.values() for e in self._edges(place)]
         parts += [_drawn(place) for place in self.places.values()]
-        return "".join(parts + ([] if self.back else [_legend(AIR, high)]))
+        return "".join([*parts, _legend(AIR, self.high - AIR / 2)])
 
     def _trunk(self, key: str) -> str:
         """The way that a node's arrows share."""
@@ -225,13 +222,13 @@ def _aside(source: Place, to: Place) -> str:
 
 
 def _legend(x: float, high: float) -> str:
-    """What the colours mean, at the bottom."""
+    """What the colours mean, above this line."""
     parts, words = [], ("given", "cotangent", "carried", "output")
     meaning = {"carried": "state", "output": "output, gradient"}
     for word in words:
         shown = meaning.get(word, word)
-        parts.append(svg.box(x, high - AIR - 10, 12, 12, word, f"{word}-fill", radius=3))
-        parts.append(svg.text(x + 18, high - AIR, shown, "small"))
+        parts.append(svg.box(x, high - 10, 12, 12, word, f"{word}-fill", radius=3))
+        parts.append(svg.text(x + 18, high, shown, "small"))
         x += 34 + svg.SMALL * len(shown)
     return "".join(parts)
 

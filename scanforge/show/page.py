@@ -27,7 +27,6 @@ padding:8px 20px}
 overflow-x:auto;margin:6px 0}
 .sf .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(430px,100%),1fr));gap:4px 20px}
 .sf .grid h3,.sf h3{font-size:14px;margin:8px 0 0;color:var(--soft)}
-.sf .scroll{overflow-x:auto}.sf svg{display:block;margin:6px 0;max-width:100%;height:auto;min-width:760px}
 .sf a{color:var(--given)}
 .sf table{border-collapse:collapse;font-size:14px;margin:6px 0}
 .sf th{text-align:left;color:var(--soft);font-weight:600}
@@ -110,7 +109,7 @@ def fragment(
         '<h2 id="dataflow">Dataflow, and its adjoint beside it</h2>',
         '<p class="soft">One step. Each box is a line of the recurrence, its axes and where it was written; '
         "point at one to see what it reads and who reads it.</p>",
-        f'<div class="scroll">{shown.drawing("dataflow", alone=False)}</div>',
+        shown.drawing("dataflow", alone=False),
         _equations(shown),
         *(_checked(report) if report else _laws(shown)),
         *_plan(shown),
@@ -202,8 +201,8 @@ def _plan(shown: Explanation) -> Iterable[str]:
         part = shown.part(name)
         items = "".join(f"<li>{escape(line)}</li>" for line in (part.lines if part else ()))
         yield f'<h2 id="{name}">{title}</h2>\n<ul>{items}</ul>'
-    yield f'<div class="scroll">{shown.drawing("tiles", alone=False)}</div>'
-    yield f'<h2 id="bytes">Bytes moved</h2>\n<div class="scroll">{shown.drawing("bytes", alone=False)}</div>'
+    yield shown.drawing("tiles", alone=False)
+    yield f'<h2 id="bytes">Bytes moved</h2>\n{shown.drawing("bytes", alone=False)}'
 
 
 def _timed(timing: Timing) -> Iterable[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from html import escape
 
 STYLE = """
@@ -21,8 +22,12 @@ STYLE = """
 .sf svg .edge{fill:none;stroke-width:1.3;opacity:.55}
 .sf svg .rule{stroke:var(--line);fill:none}
 .sf svg g.node:hover .box{stroke-width:2.5}
+.sf .beside{display:flex;flex-wrap:wrap;gap:16px;align-items:flex-start;margin:6px 0}
+.sf .beside svg{flex:0 1 auto;min-width:0;max-width:100%;height:auto}
+@media (min-width:1100px){.sf .beside{flex-wrap:nowrap}}
 """
 WIDE, SMALL = 7.25, 6.05  # of a letter of text, and of small text
+BETWEEN = 16  # panels
 
 
 def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start", fill: str = "") -> str:
@@ -61,20 +66,30 @@ def line(x: float, y: float, to_x: float, to_y: float, stroke: str = "line", ext
     )
 
 
-def drawing(wide: float, high: float, parts: Iterable[str], title: str, *, alone: bool) -> str:
-    """A whole drawing; `alone` brings the style along, so that it is a file of its own."""
-    inside = "".join(parts)
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A part of a drawing: its size, and its shapes."""
+
+    wide: float
+    high: float
+    shapes: str
+
+
+def drawing(panels: Iterable[Panel], title: str, *, alone: bool) -> str:
+    """Panels in a row: one file with its style (`alone`), or what wraps in a page that has the style."""
+    if not alone:
+        inside = "".join(_svg(p.wide, p.high, f"<g>{p.shapes}</g>", title) for p in panels)
+        return f'<div class="beside">{inside}</div>'
+    parts, x, high = [], 0.0, 0.0
+    for p in panels:
+        parts.append(f'<g transform="translate({x:.0f},0)">{p.shapes}</g>')
+        x, high = x + p.wide + BETWEEN, max(high, p.high)
+    style = STYLE.replace(".sf svg ", "").replace(".sf{", "svg{")
+    paper = '<rect width="100%" height="100%" style="fill:var(--paper)"/>'
+    return _svg(x - BETWEEN, high, f"<style>{style}</style>{paper}{''.join(parts)}", title)
+
+
+def _svg(wide: float, high: float, inside: str, title: str) -> str:
     size = f'viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" height="{high:.0f}"'
     named = f'role="img" aria-label="{escape(title)}"'
-    if not alone:
-        return f"<svg {size} {named}>{inside}</svg>"
-    style = (
-        STYLE.replace(".sf svg ", "")
-        .replace(".sf{", "svg{")
-        .replace(";--paper", ";background:var(--paper);--paper")
-    )
-    style = style.replace("svg{--paper", "svg{background:var(--paper);--paper")
-    paper = '<rect width="100%" height="100%" style="fill:var(--paper)"/>'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {named}><style>{style}</style>{paper}{inside}</svg>'
-    )
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {named}>{inside}</svg>'

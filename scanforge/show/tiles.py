@@ -21,9 +21,9 @@ BAR = 190  # pixels of the largest tensor's bar
 
 def tiles(p: Planned, *, alone: bool) -> str:
     """The tiles of both passes: which are done, in work, on their way; where a state is kept."""
-    parts = [_walk(p, p.forward, back=False)]
-    parts.append(f'<g transform="translate({WIDE + 16},0)">{_walk(p, p.backward, back=True)}</g>')
-    return svg.drawing(2 * WIDE + 16, HIGH, parts, f"tiles of {p.kernel.lowering}", alone=alone)
+    both = (_walk(p, p.forward, back=False), _walk(p, p.backward, back=True))
+    panels = [svg.Panel(WIDE, HIGH, shapes) for shapes in both]
+    return svg.drawing(panels, f"tiles of {p.kernel.lowering}", alone=alone)
 
 
 def _walk(p: Planned, tile: Tile | Held, *, back: bool) -> str:
@@ -40,7 +40,7 @@ def _walk(p: Planned, tile: Tile | Held, *, back: bool) -> str:
     parts = [
         svg.box(0.5, 0.5, WIDE - 1, HIGH - 1, "line", "panel", radius=10),
         svg.text(22, 32, "backward" if back else "forward", "title"),
-        svg.text(114, 32, "upwards in time" if back else "downwards in time", "label"),
+        svg.text(126, 32, "upwards in time" if back else "downwards in time", "label"),
         svg.text(22, 54, head, "small"),
         svg.text(22, 70, lanes, "small"),
         *_grid(p, shown, columns, tile, back=back),
@@ -116,17 +116,17 @@ def moved(p: Planned, *, alone: bool) -> str:
     """What each pass reads and writes, tensor by tensor, largest bar the largest tensor."""
     both = p.reads_and_writes
     largest = max((m.size for found in both.values() for m in found), default=1) or 1
-    high = 62 + 22 * max(len(found) for found in both.values()) + 12
-    parts = []
-    for i, (which, found) in enumerate(both.items()):
+    panels = []
+    for which, found in both.items():
+        high = 62 + 22 * len(found) + 6
         inside = [
             svg.box(0.5, 0.5, WIDE - 1, high - 1, "line", "panel", radius=10),
             svg.text(22, 32, which, "title"),
-            svg.text(114, 32, f"{readable(p.bytes(which))}, each read or written once", "label"),
+            svg.text(126, 32, f"{readable(p.bytes(which))}, each read or written once", "label"),
             *(part for j, m in enumerate(found) for part in _bar(m, 62 + 22 * j, largest)),
         ]
-        parts.append(f'<g transform="translate({i * (WIDE + 16)},0)">{"".join(inside)}</g>')
-    return svg.drawing(2 * WIDE + 16, high, parts, "bytes moved", alone=alone)
+        panels.append(svg.Panel(WIDE, high, "".join(inside)))
+    return svg.drawing(panels, "bytes moved", alone=alone)
 
 
 def _bar(m: Moved, y: float, largest: int) -> Iterable[str]:

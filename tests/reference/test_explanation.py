@@ -230,9 +230,7 @@ class TestString:
         tags = parsed(shown)
         assert "<html" not in shown
         assert "S' = " in tags.text
-        style = (
-            shown.split("<style>")[1].split("</style>")[0].replace("@media (prefers-color-scheme:dark){", "")
-        )
+        style = re.sub(r"@media \([^)]*\)\{", "", shown.split("<style>")[1].split("</style>")[0])
         rules = [
             rule for line in style.split("}") for rule in line.partition("{")[0].split(",") if rule.strip()
         ]
