@@ -172,3 +172,14 @@ def test_docstrings_become_markdown():
     )
     assert "*,\n" in generated.signature("sf.check", sf.check)
     assert "kind: str = 'float'" in generated.signature("sf.Output", sf.State)
+
+
+@pytest.mark.parametrize("page", ["pipeline.md", "adding.md", "errors.md", "stability.md"])
+def test_files_that_a_page_names_exist(page: str):
+    """Also those of a pattern; a bare name lies somewhere in the package."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[\w*]+/)*[\w*]+\.(?:py|txt))`", text))
+    assert len(named) > 30 or page != "pipeline.md"
+    for name in named:
+        folders = (ROOT, ROOT / "scanforge", ROOT / "scanforge" / "emit")
+        assert any(list(folder.glob(name)) for folder in folders), name
