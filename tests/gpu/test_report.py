@@ -24,6 +24,7 @@ def test_values_are_compared_and_times_are_plausible(declared, dtype):
 
 
 def test_the_page_has_them():
+    pytest.importorskip("pygments")
     page, ok = tools.report(RGLRU, b=2, t=256, d=128, dtype="bf16")
     assert ok
     assert '<h2 id="timing">' in page
