@@ -76,6 +76,11 @@ class Work:
         inner = lanes.groups[-1]
         return all(any(v.has[1 + i] for i in inner) for v in self.outputs.values() if v.has[0])
 
+    def along_time(self, lanes: Lanes) -> tuple[str, ...]:
+        """The outputs whose time is contiguous, where a program's lanes are not."""
+        apart = {n: abs(lanes.strides(v.strides[1:])[-1]) > 1 for n, v in self.outputs.items()}
+        return tuple(n for n, v in self.outputs.items() if v.has[0] and v.strides[0] == 1 and apart[n])
+
     @property
     def steps(self) -> int:
         """The length of time."""
@@ -163,6 +168,7 @@ def _form(
         nvidia=_nvidia(next(iter((work.inputs | work.starts).values())).tensor),
         packed=work.bounds is not None,
         groups=tile.groups,
+        along=() if held.whole else work.along_time(lanes),
     )
 
 

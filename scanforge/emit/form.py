@@ -34,6 +34,7 @@ class Form:
     nvidia: bool = False  # inline assembly may stand in it
     packed: bool = False  # the outermost group is of packed sequences
     groups: int = 1  # threads that share a lane, each with its own rows of a tile
+    along: tuple[str, ...] = ()  # outputs whose time is contiguous, and lanes are not
 
     def apart(self, room: Room) -> bool:
         """Whether threads read entries of their own: of their lane, or of their rows."""

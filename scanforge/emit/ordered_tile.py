@@ -57,6 +57,9 @@ def backward_kernel(
     return _Writer(adjoint, step, form, primal, composition).kernel()
 
 
+STRIP = 16  # rows that are stored together where time is contiguous: a thread's piece of 32 bytes or more
+
+
 class _Writer:
     def __init__(
         self, scan: Scan, step: Program, form: Form, primal: Scan | None, composition: Composition | None
@@ -161,7 +164,7 @@ class _Writer:
         """The rows of a tile, in the order of walking."""
         order = list(reversed(range(count))) if self.down else list(range(count))
         lines: list[str] = []
-        ahead = not self.carries_alone()
+        ahead, strip = not self.carries_alone(), min(count, STRIP)
         if ahead:
             lines += self.walk.call_ahead(order)
             lines += self.rerun.call_ahead(range(count - 1)) if self.rerun else []
@@ -176,16 +179,16 @@ class _Writer:
                 for n in entries:
                     lines += self.walk.call("each", i, n if self.form.held else None)
                 lines += self.walk.add(i, entries, begin=entries is groups[0])
-                lines += self.stores.put("each", i, entries, place)
+                lines += self.stores.put("each", i, entries, place, strip)
                 if len(groups) == 1:
-                    lines += [*self.walk.call("behind", i), *self.stores.put("ahead", i, [], place)]
-                    lines += [*self.stores.put("behind", i, [], place), *self.walk.carry_on()]
+                    lines += [*self.walk.call("behind", i), *self.stores.put("ahead", i, [], place, strip)]
+                    lines += [*self.stores.put("behind", i, [], place, strip), *self.walk.carry_on()]
             lines += self.stores.put_lane_sums("each", order, entries, place)
         for i in order if len(groups) > 1 else []:
             lines += [
                 *self.walk.call("behind", i),
-                *self.stores.put("ahead", i, [], place),
-                *self.stores.put("behind", i, [], place),
+                *self.stores.put("ahead", i, [], place, strip),
+                *self.stores.put("behind", i, [], place, strip),
             ]
         return lines + [
             x for p in ("ahead", "behind") for x in self.stores.put_lane_sums(p, order, [], place)

@@ -26,6 +26,14 @@ def split_tile(tile: str, names: list[str]) -> list[str]:
     return lines
 
 
+def join_rows(rows: list[str]) -> str:
+    """The expression that puts registers `[BD]` side by side, `[BD, rows]`: what `split_tile` takes apart."""
+    if len(rows) == 1:
+        return rows[0]
+    joined = f"tl.join({join_rows(rows[::2])}, {join_rows(rows[1::2])})"
+    return joined if len(rows) == 2 else f"tl.reshape({joined}, [BD, {len(rows)}])"
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()

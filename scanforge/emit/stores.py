@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from scanforge.emit.form import Form, Kernel, Room, kept_at
 from scanforge.emit.frame import Frame
 from scanforge.emit.groups import carried
+from scanforge.emit.rows import join_rows
 from scanforge.emit.signature import seat
 from scanforge.emit.walk import Walk, state_name
 
@@ -92,18 +93,33 @@ class Stores:
         """The entries of the held axis to store: those walked, or all where the value lacks the axis."""
         return [*entries] if self.walk.per_entry(part) else self.frame.entries(r)
 
-    def put(self, part: str, i: int, entries: list[int], place: Place) -> list[str]:
-        """Store a row's outputs, or add them to what is stored at the end."""
+    def put(self, part: str, i: int, entries: list[int], place: Place, strip: int = 1) -> list[str]:
+        """Store a row's outputs, or add them to what is stored at the end.
+
+        Where time is contiguous `strip` rows are stored together, once the last of them is walked.
+        """
         lines = []
         for r in self.outputs_of(part):
             for n in self.entries(part, r, entries):
                 value, t = self.walk.result(part, r.name, i, n), f"out_{r.name}"
                 if not r.timed:
                     lines.append(f"{_accumulator(r.name, n)} += {value}")
+                elif r.name in self.form.along and not r.held and strip > 1:
+                    last = i % strip == (0 if self.down else strip - 1)
+                    lines += self.put_strip(part, r, i // strip * strip, strip, place) if last else []
                 elif r.inner:
                     at = f"{place(t, i)}{self.frame.entry(t, n if r.held else None)}"
                     lines.append(f"tl.store({at}, {value}.to(ptr_{t}.dtype.element_ty), mask=mask)")
         return lines
+
+    def put_strip(self, part: str, r: Room, first: int, strip: int, place: Place) -> list[str]:
+        """Store some rows of an output, each thread a piece of memory without gaps."""
+        t, rows = f"out_{r.name}", range(first, first + strip)
+        values = [f"{self.walk.result(part, r.name, i, None)}.to(ptr_{t}.dtype.element_ty)" for i in rows]
+        values = [f"tl.broadcast_to({x}, [BD])" for x in values]
+        at = f"({place(t, first)})[:, None] + tl.arange(0, {strip})[None, :]"
+        mask = "mask[:, None] if MASKED else None"
+        return [f"tl.store({at}, {join_rows(values)}, mask={mask})  # [BD, {strip}]"]
 
     def put_lane_sums(self, part: str, rows: list[int], entries: list[int], place: Place) -> list[str]:
         """Store the sums over lanes of some rows and entries, as many at a time as a warp has lanes."""
