@@ -7,7 +7,7 @@ them, and has such cotangents for each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +46,11 @@ class Shard:
         if self.ranks.count == 1:
             return self.run(call, self.ranks.reverse)
         count = chunks.chunk_count(call, self.backend, self.lowering)
-        part = _Part(self if count == 1 else replace(self, lowering=None), count)  # chunks are lanes enough
+        # chunks are lanes enough
+        part = _Part(self if count == 1 else replace(self, lowering=None), count, pending=[])
+        tied = _Settled.apply(part.pending, *call.inputs, *call.initial)  # type: ignore[no-untyped-call]
+        n = len(call.inputs)
+        call = replace(call, inputs=tied[:n], initial=tied[n:])
         given = entering(call, part.shard.run, self.ranks, count=count)
         starts = given.states
         if count > 1:
@@ -64,10 +68,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A shard in `count` chunks; states of chunks have an axis more, the first."""
+    """A shard in `count` chunks; states of chunks have an axis more, the first.
+
+    `pending` are the exchanges of a backward pass that nothing here had to wait for.
+    """
 
     shard: Shard
     count: int
+    pending: list[Callable[[], None]]
 
     @property
     def ranks(self) -> Ranks:
@@ -121,8 +129,25 @@ class _Part:
         totals = seeds if turned.first else [x + y for x, y in zip(seeds, carried.states, strict=True)]
         if self.count > 1:
             totals = carried.before_chunks(totals, shard.run, turned.reverse)
-        carried.settle()
+        self.pending.append(carried.settle)
         return {state: x for (state, _), x in zip(derived.initial, totals, strict=True)}
+
+
+class _Settled(torch.autograd.Function):
+    """Stands before a shard: its backward pass has been launched when what is pending is waited for."""
+
+    @staticmethod
+    def forward(ctx: Any, pending: list[Callable[[], None]], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.pending = pending
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(x for x in tensors if not x.is_floating_point()))
+        return tuple(x.detach() for x in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        while ctx.pending:
+            ctx.pending.pop()()
+        return None, *cotangents
 
 
 class _Joined(torch.autograd.Function):

@@ -49,7 +49,7 @@ class Wire:
 
     def check(self, messages: Sequence[Tensor], ranks: Ranks) -> None:
         """Raise where another rank runs something else."""
-        codes = [int(m[:_WORD].view(torch.int64).item()) for m in messages]
+        codes = torch.stack([m[:_WORD].view(torch.int64) for m in messages]).flatten().tolist()
         odd = [k for k, code in enumerate(codes) if code != self.digest]
         if odd:
             other = ranks.count - 1 - odd[0] if ranks.reverse else odd[0]

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import os
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import models
 import scanforge as sf
-from scanforge import distributed
+from scanforge import distributed, op
+from scanforge.distributed import chunks
+from scanforge.distributed.ranks import Gathering, Ranks
+from scanforge.distributed.shard import Shard
 from scanforge.distributed.wire import Wire
 from tests import recurrence_declarations as declared
 from tests.distributed.processes import TIMEOUT, on_ranks
@@ -147,6 +151,43 @@ def check_states_of_resets(rank: int, count: int) -> None:
         distributed.scan(sf.Affine, a=x, b=x, reset=starts, initial_state=None if rank else torch.ones(1, 2))
 
 
+def check_overlap(rank: int, count: int) -> None:
+    """The first rank scans, and the last composes its chunks, while the exchange is under way."""
+    chunks.chunk_count = lambda call, *_: 3
+    happened: list[str] = []
+
+    def noted(owner: Any, method: str, what: str) -> None:
+        run = getattr(owner, method)
+
+        def wrapped(*args: object, **options: object) -> object:
+            happened.append(what)
+            return run(*args, **options)
+
+        setattr(owner, method, wrapped)
+
+    noted(Ranks, "gather", "send")
+    noted(Gathering, "wait", "wait")
+    noted(Shard, "run", "run")
+    noted(op, "_gradients", "back")
+    x = torch.ones(1, 6, 2, requires_grad=True)
+    y = distributed.scan(sf.Affine, a=x, b=x)
+    compose, leave, fold, carry, scan = ["run"] * 5
+    expected = {
+        0: [compose, leave, "send", carry, scan, "wait"],
+        1: [compose, leave, "send", "wait", carry, scan],
+        2: ["send", compose, "wait", fold, carry, scan],
+    }
+    assert happened == expected[rank]
+    happened.clear()
+    y.sum().backward()
+    expected = {
+        2: [compose, leave, "send", carry, "back", "wait"],
+        1: [compose, leave, "send", "wait", carry, "back"],
+        0: ["send", compose, "wait", fold, carry, "back"],
+    }
+    assert happened == expected[rank]
+
+
 def check_before(rank: int, count: int) -> None:
     """A rank sees the tensors before its own; its own gets what all later ranks send back."""
     x = torch.full((2,), float(rank), requires_grad=True)
@@ -200,6 +241,7 @@ def check_death(rank: int, count: int) -> None:
         (check_refused, 2),
         (check_states_of_resets, 2),
         (check_before, 3),
+        (check_overlap, 3),
         (check_layers_refuse, 2),
         (check_death, 2),
     ],
