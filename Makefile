@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(WORKERS)
 # The checkout itself is what runs, installed or not.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: demo test test-all test-gpu check format bench
+.PHONY: demo test test-all test-gpu check format fuzz bench
 
 demo: $(ENV)
 	$(PYTHON) examples/prices.py
@@ -51,6 +51,11 @@ check: $(ENV)
 format: $(ENV)
 	$(PYTHON) -m ruff format .
 	$(PYTHON) -m ruff check --fix .
+
+# Random operators, recurrences and calls against the loop; the smallest that is wrong is printed as a program.
+N ?= 1000
+fuzz: $(ENV)
+	$(PYTHON) -m tests.fuzz $(N)
 
 # On a GPU what docs/performance.md shows: times as JSON, then figures and tables; else the reference's times.
 bench: $(ENV)

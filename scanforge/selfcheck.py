@@ -27,6 +27,7 @@ from scanforge.sequential import sequential
 
 Tensor = torch.Tensor
 Declared = type[Operator] | type[Recurrence]
+Run = Callable[[dict[str, Tensor], Sequence[Tensor]], list[Tensor]]  # tensors, states -> results
 SMALL = {"b": 2, "t": 5, "d": 3, "n": 2, "h": 2, "k": 3, "v": 2, "g": 2}
 MANY = {"b": 2, "t": 131, "d": 70, "n": 12, "h": 2, "k": 16, "v": 18, "g": 2}  # several tiles and chunks
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -133,25 +134,43 @@ def show(rows: Sequence[Row], what: str) -> None:
 
 
 def compare(declared: Declared, form: Form, backend: str, device: torch.device) -> Row:
-    """Values and gradients by all inputs and initial states, against the sequential loop in float64."""
+    """What a recurrence loses in one form."""
     tensors, initial = drawn(declared, form)
+    where: dict[str, Any] = {"backend": backend, "lowering": form.lowering, "reverse": form.reverse}
+    return Row(declared.__name__, form, *lost(declared, tensors, initial, device, **where))
 
-    def loop(named: dict[str, Tensor], start: Sequence[Tensor]) -> list[Tensor]:
-        call = bounded(prepare(declared, named, _given(start)), reverse=form.reverse)
-        outputs, finals = sequential(call.text, call.inputs, call.initial, reverse=form.reverse)
-        return [*call.outputs(outputs), *call.states(finals)]
+
+def lost(
+    declared: Declared, tensors: dict[str, Tensor], initial: Sequence[Tensor], device: torch.device,
+    backend: str, lowering: str | None = None, memory: str | None = None, **cuts: Any,
+) -> tuple[float, float]:  # fmt: skip
+    """How far values and gradients of a call are from the sequential loop in float64, relative to its size.
+
+    `cuts` are reverse, reset, mask and lengths. The gradients are by all float tensors and initial states.
+    """
 
     def mine(named: dict[str, Any], start: Sequence[Tensor]) -> list[Tensor]:
-        found = scan(
-            declared, **named, initial_state=_given(start), reverse=form.reverse, return_final_state=True,
-            backend=backend, lowering=form.lowering,
-        )  # fmt: skip
+        options: dict[str, Any] = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in cuts.items()}
+        options |= {"backend": backend, "lowering": lowering, "memory": memory, "return_final_state": True}
+        found = scan(declared, initial_state=_given(start), **named, **options)
         return [x for part in found for x in (part if isinstance(part, tuple) else (part,))]
 
-    truth = with_gradients(loop, tensors, initial, torch.Tensor.double)
+    truth = with_gradients(looped(declared, **cuts), tensors, initial, torch.Tensor.double)
     got = with_gradients(mine, tensors, initial, lambda x: x.to(device))
-    apart = [max(map(distance, xs, ys), default=0.0) for xs, ys in zip(got, truth, strict=True)]
-    return Row(declared.__name__, form, *apart)
+    values, gradients = (max(map(distance, xs, ys), default=0.0) for xs, ys in zip(got, truth, strict=True))
+    return values, gradients
+
+
+def looped(declared: Declared, dtype: torch.dtype = F64, **cuts: Any) -> Run:
+    """The sequential loop of tensors and initial states, in this dtype."""
+
+    def run(named: dict[str, Tensor], start: Sequence[Tensor]) -> list[Tensor]:
+        call = bounded(prepare(declared, named, _given(start)), **{"reverse": False, **cuts})
+        reverse = bool(cuts.get("reverse"))
+        outputs, finals = sequential(call.text, call.inputs, call.initial, reverse=reverse, dtype=dtype)
+        return [*call.outputs(outputs), *call.states(finals)]
+
+    return run
 
 
 def drawn(declared: Declared, form: Form) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
@@ -170,7 +189,7 @@ def drawn(declared: Declared, form: Form) -> tuple[dict[str, Tensor], tuple[Tens
 
 
 def with_gradients(
-    run: Callable[[dict[str, Tensor], Sequence[Tensor]], list[Tensor]],
+    run: Run,
     tensors: dict[str, Tensor],
     initial: Sequence[Tensor],
     place: Callable[[Tensor], Tensor],
@@ -183,14 +202,15 @@ def with_gradients(
 
     named, start = {n: leaf(x) for n, x in tensors.items()}, [leaf(x) for x in initial]
     results = run(named, start)
-    floats = [x for x in results if x.requires_grad]
-    random = torch.Generator().manual_seed(1)
-    cotangents = [torch.randint(-16, 17, x.shape, generator=random) / 8 for x in floats]
+    random, read = torch.Generator().manual_seed(1), []
+    for x in (x for x in results if x.is_floating_point()):
+        cotangent = (torch.randint(-16, 17, x.shape, generator=random) / 8).to(x)
+        read += [(x, cotangent)] if x.requires_grad else []
     wanted = [x for x in (*named.values(), *start) if x.requires_grad]
-    slopes = torch.autograd.grad(
-        floats, wanted, [c.to(x) for c, x in zip(cotangents, floats, strict=True)],
-        allow_unused=True, materialize_grads=True,
-    )  # fmt: skip
+    if not read:  # no result depends on any of them
+        return [x.detach() for x in results], [torch.zeros_like(x) for x in wanted]
+    outputs, cotangents = zip(*read, strict=True)
+    slopes = torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True, materialize_grads=True)
     return [x.detach() for x in results], list(slopes)
 
 
@@ -223,7 +243,7 @@ def _version(package: str) -> str:
 
 
 def _given(states: Sequence[Tensor]) -> Any:
-    return states[0] if len(states) == 1 else tuple(states)
+    return states[0] if len(states) == 1 else tuple(states) or None
 
 
 def _dtype(kind: str, floats: torch.dtype) -> torch.dtype:

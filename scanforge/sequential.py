@@ -18,43 +18,48 @@ from scanforge.ir.program import Line, Program
 from scanforge.ir.scan import TIME, Output, Scan, State, before, is_outer, load
 
 Tensor = torch.Tensor
-_DTYPES = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 
 
 def sequential(
-    text: str, inputs: Sequence[Tensor], initial: Sequence[Tensor], *, reverse: bool = False
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs and final states of a recurrence on a call's real tensors (`Prepared.inputs`, `.initial`)."""
+    text: str, inputs: Sequence[Tensor], initial: Sequence[Tensor], *, reverse: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    """Outputs and final states of a recurrence on a call's real tensors (`Prepared.inputs`, `.initial`).
+
+    In another `dtype` it shows what a loop loses by rounding.
+    """
     scan = load(text)
-    given = {i.name: _aligned(scan, i.dims, x) for i, x in zip(scan.inputs, inputs, strict=True)}
+    given = {i.name: _aligned(scan, i.dims, x, dtype) for i, x in zip(scan.inputs, inputs, strict=True)}
     sizes = {a: max(x.shape[k] for x in given.values()) for k, a in enumerate(scan.axes)}
     for s, x0 in zip(scan.states, initial, strict=True):
         sizes.update(zip(scan.order(s.axes), x0.shape, strict=True))
-    now = {s.name: _whole(scan, s, x0) for s, x0 in zip(scan.states, initial, strict=True)}
+    now = {s.name: _whole(scan, s, x0, dtype) for s, x0 in zip(scan.states, initial, strict=True)}
     rows: list[dict[str, Tensor]] = [{} for _ in range(sizes[TIME])]
     for t in reversed(range(sizes[TIME])) if reverse else range(sizes[TIME]):
         here = {n: x.narrow(0, t if x.shape[0] > 1 else 0, 1) for n, x in given.items()}
-        leaves = _outcomes(scan.element, here, sizes)
-        after = _outcomes(scan.operator.apply, leaves | now, sizes)
+        leaves = _outcomes(scan.element, here, sizes, dtype)
+        after = _outcomes(scan.operator.apply, leaves | now, sizes, dtype)
         previous = {before(n): x for n, x in now.items()}
         now = {n: after[n].expand(x.shape) for n, x in now.items()}
-        rows[t] = _outcomes(scan.readout, here | now | previous, sizes)
+        rows[t] = _outcomes(scan.readout, here | now | previous, sizes, dtype)
     outputs = [_settled(scan, o, [row[o.name] for row in rows], sizes) for o in scan.outputs]
     lanes = {s.name: [k for k, a in enumerate(scan.axes) if a not in s.axes] for s in scan.states}
     return outputs, [x.squeeze(lanes[n]) for n, x in now.items()]
 
 
-def _outcomes(program: Program, values: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, Tensor]:
+def _outcomes(
+    program: Program, values: Mapping[str, Tensor], sizes: Mapping[str, int], dtype: torch.dtype
+) -> dict[str, Tensor]:
     """A program's outputs; tensors have all axes of the scan in order, size 1 for one that is lacking."""
-    known = dict(values)
+    known, dtypes = dict(values), {"float": dtype, "int": torch.int64, "bool": torch.bool}
     for line in program.lines:
         arguments = [known[a] for a in line.args]
         if line.value is not None:
-            known[line.var.name] = torch.tensor(line.value, dtype=_DTYPES[line.var.kind])
+            known[line.var.name] = torch.tensor(line.value, dtype=dtypes[line.var.kind])
         elif line.op == "sum":
             known[line.var.name] = _sum(program, line, arguments[0], sizes)
         else:
-            known[line.var.name] = _function(line.op)(*arguments)
+            known[line.var.name] = _function(line.op, dtype)(*arguments)
     return {name: known[variable] for name, variable in program.outputs}
 
 
@@ -67,26 +72,26 @@ def _sum(program: Program, line: Line, x: Tensor, sizes: Mapping[str, int]) -> T
 
 
 @cache
-def _function(op: str) -> Callable[..., Tensor]:
+def _function(op: str, dtype: torch.dtype) -> Callable[..., Tensor]:
     """torch's function for a primitive, as its row spells it."""
     text = primitive(op).torch.format("x", "y", "z")
-    names = {"torch": torch, "dtype": torch.float64}
+    names = {"torch": torch, "dtype": dtype}
     found: Callable[..., Tensor] = eval(f"lambda x, y=None, z=None: {text}", names)
     return found
 
 
-def _aligned(scan: Scan, dims: Sequence[str], x: Tensor) -> Tensor:
-    """All axes of the scan in order, size 1 for one that is lacking, floats in float64."""
+def _aligned(scan: Scan, dims: Sequence[str], x: Tensor, dtype: torch.dtype) -> Tensor:
+    """All axes of the scan in order, size 1 for one that is lacking, floats in one dtype."""
     x = x.squeeze([k for k, d in enumerate(dims) if d == "1"])
     present = [d for d in dims if d != "1"]
     x = x.permute([present.index(a) for a in scan.axes if a in present])
     x = x[tuple(slice(None) if a in present else None for a in scan.axes)]
-    return x.double() if x.is_floating_point() else x if x.dtype == torch.bool else x.long()
+    return x.to(dtype) if x.is_floating_point() else x if x.dtype == torch.bool else x.long()
 
 
-def _whole(scan: Scan, state: State, x0: Tensor) -> Tensor:
+def _whole(scan: Scan, state: State, x0: Tensor, dtype: torch.dtype) -> Tensor:
     """A state with all axes of the scan, time of size 1."""
-    return _aligned(scan, scan.order(state.axes), x0)
+    return _aligned(scan, scan.order(state.axes), x0, dtype)
 
 
 def _settled(scan: Scan, output: Output, column: list[Tensor], sizes: Mapping[str, int]) -> Tensor:
