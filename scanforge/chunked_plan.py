@@ -20,6 +20,9 @@ class ChunkPlan:
     gate_warps: int
     walk_warps: int
     stages: int
+    gradients: tuple[int, int, int]  # keys, values and warps where the gates' gradients are made
+    exact_gradients: tuple[int, int, int]
+    kept: torch.dtype  # of the states before chunks, and their cotangents, in memory
 
     @property
     def levels(self) -> int:
@@ -35,7 +38,7 @@ SMALLEST = 16  # a side of a matrix product
 STATE = 16_384  # entries of the state that one program carries
 
 
-def chunk_plan(keys: int, values: int, dot: torch.dtype) -> ChunkPlan:
+def chunk_plan(keys: int, values: int, dot: torch.dtype, computed: torch.dtype) -> ChunkPlan:
     """Narrow types have tensor cores, and wide tiles; the others multiply in ordinary arithmetic."""
     narrow = dot == torch.bfloat16
     block = _side(keys, 64 if narrow else 32)
@@ -52,6 +55,9 @@ def chunk_plan(keys: int, values: int, dot: torch.dtype) -> ChunkPlan:
         gate_warps=4 if narrow else 8,
         walk_warps=8 if wide * padded > (64 * 64 if narrow else 32 * 64) else 4,
         stages=3 if narrow and padded <= 128 else 2 if narrow else 1,
+        gradients=(min(block, 32), _side(values, 64 if narrow else 32), 4 if narrow else 8),
+        exact_gradients=(min(block, 16), _side(values, 32), 8),
+        kept=computed,
     )
 
 

@@ -6,6 +6,7 @@ the outputs are made of beside that runs as pointwise kernels, where it is not t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -39,11 +40,10 @@ def why_not(form: MatrixForm, *, packed: bool) -> str:
     return "sequences are packed" if packed else ""
 
 
-def check(name: str, text: str, *, packed: bool, gradient: bool) -> None:
+def check(name: str, text: str, *, packed: bool) -> None:
     """Raise ArgumentError where lowering="chunked" is asked for and does not apply."""
     form = matrix_form(text)
     reason = form if isinstance(form, str) else why_not(form, packed=packed)
-    reason = reason or ("it has no backward pass yet, and a gradient is wanted" if gradient else "")
     if reason:
         raise ArgumentError(
             f"{name}: lowering='chunked' does not apply, since {reason}. Write lowering='ordered_tile' or "
@@ -59,10 +59,10 @@ def plan_of(form: MatrixForm, options: Options) -> Plan:
 def forward(text: str, form: MatrixForm, work: Work, sizes: dict[str, int], options: Options) -> None:
     """Run a recurrence; the views are in the order of processing."""
     scan = load(text)
-    shown = [v.tensor.dtype for n, v in work.outputs.items() if v.has[0]]
-    call = _setting(text, form, scan, work, sizes, options, shown[0] if shown else options.dtype)
+    shown = [v.tensor.dtype for v in work.outputs.values() if v.has[0]]
+    call = setting_of(text, form, work, sizes, options, shown)
     made = operands(call, work.inputs)
-    values = _values(call, scan, work)
+    values = values_of(call, scan, work)
     begin, end = (States.of(call, views[form.state]) for views in (work.starts, work.ends))
     if form.plain_readout:
         (target,) = work.outputs.values()
@@ -71,29 +71,29 @@ def forward(text: str, form: MatrixForm, work: Work, sizes: dict[str, int], opti
         contracted = over_time(call, scan, form.value_axis, call.computed)
         walk(call, made, values, contracted, begin, end)
         given = work.inputs | {form.contracted: contracted}
-        _run(call, form.readout, given, work.outputs)
+        run_program(call, form.readout, given, work.outputs)
     for name, view in work.kept.items():  # what the backward pass begins with
         view.row(0).take(_tensor(work.starts[name]), range(len(view.shape) - 1))
 
 
-def _setting(
-    text: str, form: MatrixForm, scan: Scan, work: Work, sizes: dict[str, int], options: Options,
-    shown: torch.dtype,
+def setting_of(
+    text: str, form: MatrixForm, work: Work, sizes: dict[str, int], options: Options,
+    shown: Sequence[torch.dtype],
 ) -> Setting:  # fmt: skip
+    """The setting of a pass, whose outputs over time have types `shown`."""
     like = next(iter((work.inputs | work.starts).values())).tensor
-    axes = (TIME, *scan.lanes)
-    return setting(text, form, axes, sizes, shown, options.dtype, work.int_type(), like)
+    axes = (TIME, *load(text).lanes)
+    dtype = shown[0] if shown else options.dtype
+    return setting(text, form, axes, sizes, dtype, options.dtype, work.int_type(), like)
 
 
-def _values(call: Setting, scan: Scan, work: Work) -> View:
+def values_of(call: Setting, scan: Scan, work: Work) -> View:
     """What is written along values: an input as it is, or made of some."""
     plain = call.form.plain("value")
-    if plain and all(work.inputs[plain].has):
-        return work.inputs[plain]
     if plain:
         return work.inputs[plain]
     made = over_time(call, scan, call.form.value_axis, call.dot)
-    _run(call, call.form.values, work.inputs, {"value": made})
+    run_program(call, call.form.values, work.inputs, {"value": made})
     return made
 
 
@@ -104,7 +104,7 @@ def over_time(call: Setting, scan: Scan, column: str, dtype: torch.dtype) -> Vie
     return aligned(scan, dims, tensor, call.sizes)
 
 
-def _run(call: Setting, program: Program, inputs: dict[str, View], outputs: dict[str, View]) -> None:
+def run_program(call: Setting, program: Program, inputs: dict[str, View], outputs: dict[str, View]) -> None:
     """A program without states, its views over the lanes of the whole recurrence."""
     own = [(n, tuple(a for a, has in zip(call.axes, v.has, strict=True) if has)) for n, v in outputs.items()]
     text = pointwise(program, own)

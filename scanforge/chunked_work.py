@@ -109,7 +109,7 @@ def setting(
         nvidia=like.is_cuda and torch.version.cuda is not None,
         interpreted=os.environ.get("TRITON_INTERPRET") == "1",
     )
-    plan = chunk_plan(sizes[form.key_axis], sizes[form.value_axis], dot)
+    plan = chunk_plan(sizes[form.key_axis], sizes[form.value_axis], dot, computed)
     return Setting(text, form, plan, chunk, axes, sizes, like)
 
 
@@ -130,6 +130,13 @@ def gates_source(text: str, chunk: ChunkForm, *, exact: bool) -> str:
 walk_source = lru_cache(maxsize=256)(walk_kernel)
 
 
+def gate_views(call: Setting, inputs: Mapping[str, View]) -> list[Found]:
+    """What the gates read."""
+    tiles = chunk_gates.gate_tiles(call.form)
+    names = [v.name for v in call.form.gates.inputs]
+    return [(t, inputs[n], call.form.key_axis) for t, n in zip(tiles, names, strict=True)]
+
+
 def operands(call: Setting, inputs: Mapping[str, View]) -> Operands:
     """Queries, keys, scores and scales of all chunks, those that are no matter for the fast form repaired."""
     plan, shape = call.plan, (call.count, call.chunks)
@@ -140,7 +147,7 @@ def operands(call: Setting, inputs: Mapping[str, View]) -> Operands:
         call.empty(*shape, chunk_gates.SCALES, plan.padded, dtype=call.computed),
         call.empty(*shape, dtype=torch.int32),
     )
-    found = [(t, inputs[t.name], call.form.key_axis) for t in chunk_gates.gate_tiles(call.form)]
+    found = gate_views(call, inputs)
     given = [made.queries, made.keys, made.scores, made.scales, made.flags]
     constants = {
         "K": call.sizes[call.form.key_axis],
@@ -173,6 +180,9 @@ class States:
         return cls(view.pointer(), lanes, at[call.form.key_axis], at[call.form.value_axis])
 
 
+Found = tuple[Tile, View | States, str]  # a tile, what it is of, and the axis of its columns
+
+
 def walk(
     call: Setting, made: Operands, given: View, shown: View | None, begin: States, end: States, *,
     down: bool = False, kept: Tensor | None = None,
@@ -181,7 +191,7 @@ def walk(
     plan, form = call.plan, call.form
     which = WalkForm(plan.padded // plan.keys, plan.keys, down, shown is not None, kept is not None)
     views = {"given": given, "shown": shown}
-    found: list[tuple[Tile, View | States, str]] = []
+    found: list[Found] = []
     for t in tiles(which):
         view = views.get(t.name) or (begin if t.name == "begin_state" else end)
         found.append((t, view, form.value_axis))
@@ -198,7 +208,7 @@ def walk(
 
 
 def run(
-    call: Setting, source: str, found: Sequence[tuple[Tile, View | States, str]], rooms: Sequence[Any],
+    call: Setting, source: str, found: Sequence[Found], rooms: Sequence[Any],
     constants: dict[str, int], grid: int, warps: int,
 ) -> None:  # fmt: skip
     """Launch a kernel: tiles with the axis of their columns, buffers, constants."""

@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from scanforge import chunked_run, pipeline, split
+from scanforge import chunked_back, chunked_run, pipeline, split
 from scanforge.ir.scan import BATCH, TIME, Scan, is_outer, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.packed_work import packed, packed_rows, shared
@@ -105,7 +105,7 @@ def _forward(
     text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: Keep | None
 ) -> None:
     form = chunked_run.form_of(text, options, packed=work.bounds is not None)
-    if form and keep is None:
+    if form:
         ran(LastRun(scan.name, chunked_run.plan_of(form, options)))
         return chunked_run.forward(text, form, work, sizes, options)
     inside = pipeline.inside_axes(text)
@@ -128,6 +128,8 @@ def _keep(
     text: str, tensors: Sequence[Tensor], sizes: dict[str, int], options: Options, bounds: Tensor | None
 ) -> Keep:
     """What the forward pass keeps, which the backward pass finds out again."""
+    if chunked_run.form_of(text, options, packed=bounds is not None):
+        return Keep(max(sizes[TIME], 1))
     scan, inside = load(text), pipeline.inside_axes(text)
     plan = kernel_plan(scan, sizes, options.lowering, inside.axes)
     moved = 2 * sum(t.numel() * t.element_size() for t in tensors)
@@ -217,6 +219,10 @@ def _backward(
     options: Options,
 ) -> None:  # fmt: skip
     name, inside = load(text).name, pipeline.inside_axes(text)
+    form = chunked_run.form_of(text, options, packed=work.bounds is not None)
+    if form:
+        ran(LastRun(f"{name}.adjoint", chunked_run.plan_of(form, options)))
+        return chunked_back.backward(text, form, pipeline.kernel_adjoint(text, wanted), work, sizes, options)
     chosen = kernel_plan(load(text), sizes, options.lowering, inside.axes)
     ran(LastRun(f"{name}.adjoint", chosen.plan))
     held = partial(held_plan, inside, sizes, backward=True)

@@ -22,6 +22,7 @@ BUFFERS = ("queries", "keys", "scores", "scales", "flags")
 CONSTANTS = ("K", "KP", "KB", "C", "LEVELS")
 SCALES = 4  # vectors of a chunk: before, inner, after, and `inner` of the walk backwards
 TOGETHER = 32  # chunks whose flags one program looks at
+AT_MID = "at_mid = ((j <= i) & (j >= C // 2)).to(LOGS) - ((j > i) & (j < C // 2)).to(LOGS)"
 
 
 def fast_kernel(form: MatrixForm, chunk: ChunkForm) -> str:
@@ -30,9 +31,10 @@ def fast_kernel(form: MatrixForm, chunk: ChunkForm) -> str:
         *frame.place(chunk, "tl.program_id(0) // CHUNKS"),
         "chunk = tl.program_id(0) % CHUNKS",
         *rows(form, chunk),
-        "at_mid = ((j <= i) & (j >= C // 2)).to(LOGS) - ((j > i) & (j < C // 2)).to(LOGS)",
+        AT_MID,
+        "scores = tl.zeros([C, C], FLOAT)  # [key, query]",
         "largest = tl.zeros([C, KB], FLOAT)",
-        *over_columns([*load_gates(form), *logarithms(form, chunk), *_fast(form)]),
+        *over_columns([*load_gates(form), *logarithms(form, chunk), *_tested(form, chunk), *_fast(form)]),
         *_store_scores(form),
         f"tl.store(ptr_flags + place, (tl.max(largest) < {chunk.limit!r}).to(tl.int32))",
     ]
@@ -41,27 +43,33 @@ def fast_kernel(form: MatrixForm, chunk: ChunkForm) -> str:
 
 def exact_kernel(form: MatrixForm, chunk: ChunkForm) -> str:
     """The kernel of flagged chunks."""
-    inner = [*rows(form, chunk), *over_columns([*load_gates(form), *_exact(form)]), *_store_scores(form)]
+    inner = [
+        *rows(form, chunk),
+        "scores = tl.zeros([C, C], FLOAT)  # [key, query]",
+        *over_columns([*load_gates(form), *_exact(form)]),
+        *_store_scores(form),
+    ]
     body = for_flagged(chunk, inner)
     return module(form, chunk, "the operands of flagged chunks", BUFFERS, CONSTANTS, body)
 
 
 def gate_tiles(form: MatrixForm) -> tuple[Tile, ...]:
-    """The inputs of the gates."""
-    return frame.tiles_of(form.gates, form.key_axis)
+    """The inputs of the gates: in_ and their names, which are no others' then."""
+    return frame.tiles_of(form.gates, form.key_axis, "in_")
 
 
 def module(
     form: MatrixForm, chunk: ChunkForm, what: str, buffers: tuple[str, ...], constants: tuple[str, ...],
-    body: list[str], more: tuple[Tile, ...] = (),
+    body: list[str], more: tuple[Tile, ...] = (), functions: tuple[str, ...] = (),
 ) -> str:  # fmt: skip
-    """A kernel's text around its body, the gates before it."""
+    """A kernel's text around its body, the gates and other functions before it."""
     gates = function(form.gates, "gates", "What the steps of a chunk have at some columns.")
     head = frame.arguments(chunk, (*gate_tiles(form), *more), buffers, constants)
     parts = [
         frame.head(form.gates.name.removesuffix(".gates"), what, chunk) + LOGARITHM.format(logs=logs(chunk)),
-        helpers(gates),
+        helpers("".join([gates, *functions])),
         gates,
+        *functions,
         "\n".join([*head, *frame.indent(body)]),
     ]
     return "\n\n".join(p.strip("\n") + "\n" for p in parts if p)
@@ -87,16 +95,16 @@ def logs(chunk: ChunkForm) -> str:
     return "float16" if chunk.dot_type == "bfloat16" else chunk.float_type
 
 
-def for_flagged(chunk: ChunkForm, body: list[str]) -> list[str]:
+def for_flagged(chunk: ChunkForm, body: list[str], program: str = "tl.program_id(0)") -> list[str]:
     """Run a body for the chunks whose flag is down."""
     return [
         f"groups = tl.cdiv(CHUNKS, {TOGETHER})",
-        *frame.place(chunk, "tl.program_id(0) // groups"),
-        f"start = tl.program_id(0) % groups * {TOGETHER}",
-        f"some = start + tl.arange(0, {TOGETHER})",
+        *frame.place(chunk, f"{program} // groups"),
+        f"begin = {program} % groups * {TOGETHER}",
+        f"some = begin + tl.arange(0, {TOGETHER})",
         "flags = tl.load(ptr_flags + lane * CHUNKS + some, mask=some < CHUNKS, other=1)",
         "if tl.min(flags, 0) == 0:",
-        f"    for chunk in range(start, min(start + {TOGETHER}, CHUNKS)):",
+        f"    for chunk in range(begin, min(begin + {TOGETHER}, CHUNKS)):",
         "        if tl.load(ptr_flags + lane * CHUNKS + chunk) == 0:",
         *frame.indent(body, 3),
     ]
@@ -111,7 +119,6 @@ def rows(form: MatrixForm, chunk: ChunkForm) -> list[str]:
         "step = (chunk * C + i).to(tl.int64)",
         "live = step < T",
         "place = lane * CHUNKS + chunk",
-        "scores = tl.zeros([C, C], FLOAT)  # [key, query]",
     ]
 
 
@@ -127,24 +134,30 @@ def load_gates(form: MatrixForm) -> list[str]:
     return [
         "column = first + tl.arange(0, KB)[None, :]",
         "real = column < K",
-        *(f"in_{t.name} = {frame.load(t)}" for t in tiles),
-        f"{', '.join(names)} = gates({', '.join(f'in_{t.name}' for t in tiles)})",
+        *(f"{t.name} = {frame.load(t)}" for t in tiles),
+        f"{', '.join(names)} = gates({', '.join(t.name for t in tiles)})",
         "inside = live & real",
         *(f"{n} = tl.where(inside, {n}, {one.get(n, '0.0')})" for n in names),
     ]
 
 
 def logarithms(form: MatrixForm, chunk: ChunkForm) -> list[str]:
-    """D, the sums of each half, and what is to be small. A gradient may divide by a decay."""
+    """D and the sums of each half."""
     floor = "-256.0" if chunk.float_type == "float32" else "-2200.0"  # 0 as a power of 2
     given = "log2_decay" if form.log_decay else f"tl.where(decay > 0.0, log2(decay), {floor})"
-    least = chunk.limit if form.log_decay else 12.0
     return [
         f"l = tl.maximum({given}, {floor}).to(LOGS)",
         'd = tl.dot(at_mid, l, input_precision="ieee", out_dtype=FLOAT)  # [C, KB]',
         "logs = l.to(FLOAT)",
         "until_mid = tl.sum(tl.where(i < C // 2, logs, 0.0), 0)",
         "from_mid = tl.sum(tl.where(i < C // 2, 0.0, logs), 0)",
+    ]
+
+
+def _tested(form: MatrixForm, chunk: ChunkForm) -> list[str]:
+    """What is to be small. The gradient of a decay is divided by it, where it is no exponential."""
+    least = chunk.limit if form.log_decay else 8.0
+    return [
         f'size = tl.where(logs >= {-least!r}, tl.abs(d), float("inf"))',
         "largest = tl.maximum(largest, size)",
     ]
@@ -161,14 +174,28 @@ def _fast(form: MatrixForm) -> list[str]:
     ]
 
 
-def halves() -> list[str]:
+def halves(level: str = "level") -> list[str]:
     """Of one level: which rows are in the upper halves, and the last rows of halves."""
     return [
-        "size = 1 << level",
+        f"size = 1 << {level}",
         "upper = (i // size) % 2 == 1",
         "pairs = (i // (2 * size) == j // (2 * size)) & ((i // size) % 2 == 0) & ((j // size) % 2 == 1)",
         "low_end = tl.broadcast_to(i // (2 * size) * (2 * size) + size - 1, [C, KB])",
+        "below = tl.gather(up, low_end, 0)",
+        "above = tl.gather(up, low_end + size, 0)",
     ]
+
+
+PRODUCTS = [
+    "up = decay + tl.zeros([C, KB], FLOAT)  # of its half until its step; `past` without it",
+    "past = tl.full([C, KB], 1.0, FLOAT)",
+    "down = tl.full([C, KB], 1.0, FLOAT)  # of its half after its step",
+]
+WHOLE = [  # two halves become one
+    "down = tl.where(upper, down, down * above)",
+    "past = tl.where(upper, past * below, past)",
+    "up = tl.where(upper, up * below, up)",
+]
 
 
 def _exact(form: MatrixForm) -> list[str]:
@@ -177,9 +204,7 @@ def _exact(form: MatrixForm) -> list[str]:
     diagonal = [] if form.reads_before else ["scores += tl.where(i == j, product(key, tl.trans(query)), 0.0)"]
     return [
         *decay,
-        "up = decay + tl.zeros([C, KB], FLOAT)  # of its half until its step; `past` without it",
-        "past = tl.full([C, KB], 1.0, FLOAT)",
-        "down = tl.full([C, KB], 1.0, FLOAT)  # of its half after its step",
+        *PRODUCTS,
         *diagonal,
         "for level in tl.range(0, LEVELS):",
         *frame.indent(
@@ -187,11 +212,7 @@ def _exact(form: MatrixForm) -> list[str]:
                 *halves(),
                 f"crossing = product(key * down, tl.trans(query * {reach}))",
                 "scores += tl.where(pairs, crossing, 0.0)",
-                "below = tl.gather(up, low_end, 0)",
-                "above = tl.gather(up, low_end + size, 0)",
-                "down = tl.where(upper, down, down * above)",
-                "past = tl.where(upper, past * below, past)",
-                "up = tl.where(upper, up * below, up)",
+                *WHOLE,
             ]
         ),
         f"queries, keys = (query * {reach}).to(DOT), (key * down).to(DOT)",

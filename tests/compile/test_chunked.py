@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
 import scanforge as sf
 from tests.compile.ahead import GFX942, SM80, SM90, SM100, build, resources
-from tests.compile.test_recurrences import noting
+from tests.compile.test_recurrences import different, noting
 from tests.matrix_recurrences import Matrix
 
 pytestmark = pytest.mark.compile
+slow = pytest.mark.slow
 BF16, F32 = torch.bfloat16, torch.float32
 SHAPES = {
     "128": {"b": 8, "t": 2048, "h": 16, "k": 128, "v": 128},
     "64": {"b": 8, "t": 2048, "h": 8, "k": 64, "v": 64},
     "256, 512": {"b": 8, "t": 2048, "h": 4, "k": 256, "v": 512},
+    "small": {"b": 2, "t": 128, "h": 2, "k": 64, "v": 32},
 }
+each_way = pytest.mark.parametrize("way", ["forward", "backward"])
 
 
-def launched(matrix: Matrix, dtype: torch.dtype, sizes: dict[str, int]):
-    """What a call would launch."""
+@cache
+def launched(matrix: Matrix, dtype: torch.dtype, shape: str):
+    """The kernels that the forward and the backward pass of a call launch, all gradients wanted."""
     small = matrix.draw(dtype, **dict.fromkeys("bthkv", 1))
     axes = {n: getattr(matrix.recurrence(), n).axes for n in small}
-    tensors = {n: torch.empty([sizes[a] for a in axes[n]], dtype=dtype) for n in small}
+    tensors = {
+        n: torch.empty([SHAPES[shape][a] for a in axes[n]], dtype=dtype).requires_grad_() for n in small
+    }
     with noting() as noted:
-        sf.scan(matrix.recurrence(), **tensors, backend="triton", lowering="chunked")
-    return list(noted)
+        y = sf.scan(matrix.recurrence(), **tensors, backend="triton", lowering="chunked")
+        forward = len(noted)
+        torch.autograd.grad(y, list(tensors.values()), torch.empty_like(y))
+    return {"forward": different(noted[:forward]), "backward": different(noted[forward:])}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_shipped_tiles_do_not_spill(shape):
-    for launch in launched(Matrix(keys="tied"), BF16, SHAPES[shape]):
-        found = resources(build(launch, SM90))
-        assert found.stack == 0, launch.function.__module__
+@each_way
+@pytest.mark.parametrize(
+    "shape", ["128", pytest.param("64", marks=slow), pytest.param("256, 512", marks=slow)]
+)
+def test_shipped_tiles_do_not_spill(shape, way):
+    kernels = launched(Matrix(keys="tied"), BF16, shape)[way]
+    assert len(kernels) == {"forward": 3, "backward": 6}[way]
+    for launch in kernels[2:] if way == "backward" else kernels:  # both begin with the operands
+        assert resources(build(launch, SM90)).stack == 0, launch.function.__module__
 
 
+@slow
+@each_way
 @pytest.mark.parametrize("target", [SM80, SM100, GFX942], ids=lambda t: str(t.arch))
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "fp32"])
-def test_every_target(target, dtype):
-    for launch in launched(Matrix(), dtype, {"b": 2, "t": 128, "h": 2, "k": 64, "v": 32}):
+def test_every_target(target, dtype, way):
+    for launch in launched(Matrix(), dtype, "small")[way]:
         build(launch, target)

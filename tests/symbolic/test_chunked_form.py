@@ -6,6 +6,7 @@ import pytest
 
 import scanforge as sf
 from scanforge.chunked_form import MatrixForm, matrix_form
+from scanforge.chunked_vjp import way_back
 from scanforge.example import SMALL, example
 from scanforge.segments import padded, resetting
 from tests import recurrence_declarations as declared
@@ -76,6 +77,21 @@ def test_padding_keeps_the_form():
     assert form.decay_on == "key"
     lines = {x.var.name: x for x in form.gates.lines}
     assert all(lines[v].op == "where" for _, v in form.gates.outputs)
+
+
+def test_the_way_back_leaves_sums_to_the_end():
+    """Of gates nothing is summed within; a readout that sums over keys sums over values on the way back."""
+    form = found(Matrix(read="bonus").recurrence())
+    axes = {"gates": form.key_axis, "readout": form.value_axis}
+    back = {}
+    for part, axis in axes.items():
+        program = getattr(form, part)
+        seeds = {o: ("t", *form.lanes, axis) for o, _ in program.outputs}
+        back[part] = way_back(program, {v.name for v in program.inputs}, seeds, ("k", "v"))
+    assert set(back["gates"].found) == {"q", "k", "f", "lower"} & {v.name for v in form.gates.inputs}
+    assert not [x for x in back["gates"].program.lines if x.op == "sum"]
+    assert [x.over for x in back["readout"].program.lines if x.op == "sum"] == [("k",), ("v",)]
+    assert back["gates"].reads("decay")
 
 
 def near(

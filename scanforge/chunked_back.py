@@ -1,0 +1,248 @@
+"""The backward pass of the lowering `chunked`, from the inputs and the first state that were kept.
+
+The operands of chunks are made again. A walk up leaves the state before each chunk, a walk down the cotangent
+of the state after each and the values' gradients; from both a kernel makes the gates' gradients, chunk by
+chunk. What values and outputs are made of beside that is pointwise, and so is the way back through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import torch
+
+from scanforge.adjoint import Adjoint
+from scanforge.chunked_form import MatrixForm, matrix_form
+from scanforge.chunked_run import over_time, run_program, setting_of, values_of
+from scanforge.chunked_vjp import WayBack, way_back
+from scanforge.chunked_work import Operands, Setting, States, gate_views, operands, run, walk
+from scanforge.emit import chunk_gates, chunk_gradient
+from scanforge.emit.chunk_frame import ChunkForm
+from scanforge.ir.scan import TIME, Scan, load
+from scanforge.launch import Options, output_dtypes
+from scanforge.views import View, aligned
+from scanforge.work import Views, Work
+
+Tensor = torch.Tensor
+
+
+def backward(
+    text: str, form: MatrixForm, derived: Adjoint, work: Work, sizes: dict[str, int], options: Options
+) -> None:
+    """Write the gradients; the views are in the order of the forward pass."""
+    scan = load(text)
+    shown = output_dtypes(scan, [work.inputs[i.name].tensor for i in scan.inputs], options.dtype)
+    timed = [d for o, d in zip(scan.outputs, shown, strict=True) if TIME in o.axes]
+    call = setting_of(text, form, work, sizes, options, timed)
+    targets = {i: work.outputs[g] for i, g in derived.gradients}
+    found = Gradients(call, scan, targets)
+    made, values = operands(call, work.inputs), values_of(call, scan, work)
+    begin = States.of(call, work.kept[form.state].row(0))
+    seeds = [States.of(call, v) for v in work.starts.values()]
+    ends = [States.of(call, v) for v in work.ends.values()]
+    seed, end = (*seeds, _zeros(call))[0], (*ends, _room(call))[0]
+
+    contracted = None if form.plain_readout else over_time(call, scan, form.value_axis, call.computed)
+    before = _states(call)
+    walk(call, made, values, contracted, begin, _room(call), kept=before)
+    given = {o: work.inputs[g] for o, g in derived.cotangents}
+    grad = _through_readout(call, scan, found, work.inputs, contracted, given)
+    after = _states(call)
+    to_values = found.values()
+    walk(call, made, grad, to_values, seed, end, down=True, kept=after)
+    found.from_values(work.inputs, to_values)
+    back = gates_back(call.text, frozenset(targets))
+    if back.found:
+        _gates(call, scan, made, (values, grad), (before, after), found, back, work.inputs)
+    found.settle()
+
+
+@lru_cache(maxsize=1024)
+def gates_back(text: str, wanted: frozenset[str]) -> WayBack:
+    """The way back through the gates of a recurrence."""
+    form = _form(text)
+    axes = (TIME, *form.lanes, form.key_axis)
+    return way_back(form.gates, wanted, {o: axes for o, _ in form.gates.outputs}, ())
+
+
+@lru_cache(maxsize=1024)
+def values_back(text: str, wanted: frozenset[str]) -> WayBack:
+    """The way back through what the values are made of."""
+    form = _form(text)
+    axes = (TIME, *form.lanes, form.value_axis)
+    return way_back(form.values, wanted, {"value": axes}, ())
+
+
+@lru_cache(maxsize=1024)
+def readout_back(
+    text: str, wanted: frozenset[str], seeds: tuple[tuple[str, tuple[str, ...]], ...]
+) -> WayBack:
+    """The way back through the readout, from cotangents of outputs with their axes."""
+    form = _form(text)
+    return way_back(form.readout, wanted | {form.contracted}, dict(seeds), (form.key_axis, form.value_axis))
+
+
+@lru_cache(maxsize=1024)
+def gradient_source(text: str, chunk: ChunkForm, wanted: frozenset[str], *, exact: bool) -> str:
+    """The text of a kernel of the gates' gradients."""
+    make = chunk_gradient.exact_kernel if exact else chunk_gradient.fast_kernel
+    return make(_form(text), chunk, gates_back(text, wanted))
+
+
+def _form(text: str) -> MatrixForm:
+    form = matrix_form(text)
+    assert isinstance(form, MatrixForm)
+    return form
+
+
+class Gradients:
+    """Where parts of the way back leave gradients: in place, or beside it where something is to be summed."""
+
+    def __init__(self, call: Setting, scan: Scan, targets: Views) -> None:
+        self.call, self.scan, self.targets = call, scan, targets
+        form = call.form
+        self.parts = (form.gates, form.values, form.readout)
+        self.found: dict[str, list[tuple[Tensor, tuple[str, ...]]]] = {n: [] for n in targets}
+        self.placed: set[str] = set()
+
+    def place(self, name: str, axes: Iterable[str], dtype: torch.dtype) -> View:
+        """Where a gradient that has these axes is written."""
+        dims, target = self.scan.order(axes), self.targets[name]
+        lacking = [a for a, has in zip(self.call.axes, target.has, strict=True) if a in dims and not has]
+        readers = sum(name in {v.name for v in p.inputs} for p in self.parts)
+        if readers == 1 and not lacking:
+            self.placed.add(name)
+            return target
+        tensor = self.call.like.new_zeros([self.call.sizes[a] for a in dims], dtype=dtype)
+        self.found[name].append((tensor, dims))
+        return aligned(self.scan, dims, tensor, self.call.sizes)
+
+    def add(self, name: str, tensor: Tensor, dims: tuple[str, ...]) -> None:
+        """A gradient, or parts of it along axes that the input lacks."""
+        self.found[name].append((tensor, dims))
+
+    def values(self) -> View:
+        """Where the walk down leaves the gradients of values."""
+        call, form = self.call, self.call.form
+        plain = form.plain("value")
+        axes = (TIME, *form.lanes, form.value_axis)
+        if plain and plain in self.targets:
+            return self.place(plain, axes, call.computed)
+        return over_time(call, self.scan, form.value_axis, call.computed)
+
+    def from_values(self, inputs: Views, shown: View) -> None:
+        """From the gradients of values to those of what they are made of."""
+        form = self.call.form
+        if not form.plain("value"):
+            back = values_back(self.call.text, frozenset(self.targets))
+            self.run(back, inputs, {"value": shown})
+
+    def run(self, back: WayBack, inputs: Views, cotangents: Views) -> None:
+        """The way back through a pointwise part."""
+        if back.found:
+            given = inputs | {name: cotangents[o] for o, name in back.cotangents}
+            own = {n: self.place(n, self.own_axes(n), self.call.computed) for n in back.found}
+            run_program(self.call, back.program, given, own)
+
+    def own_axes(self, name: str) -> tuple[str, ...]:
+        """The axes of an input's tensor."""
+        return tuple(a for a, has in zip(self.call.axes, self.targets[name].has, strict=True) if has)
+
+    def settle(self) -> None:
+        """Add up, in the order in which parts came; what nothing reads is 0."""
+        for name, target in self.targets.items():
+            if name in self.placed:
+                continue
+            own = self.own_axes(name)
+            total = self.call.like.new_zeros([self.call.sizes[a] for a in own], dtype=self.call.computed)
+            for tensor, dims in self.found[name]:
+                over = [i for i, d in enumerate(dims) if d not in own]
+                kept = [d for d in dims if d in own]
+                part = tensor.sum(over) if over else tensor
+                total += part.permute([kept.index(a) for a in own])
+            target.take(total, [self.call.axes.index(a) for a in own])
+
+
+def _through_readout(
+    call: Setting, scan: Scan, found: Gradients, inputs: Views, contracted: View | None, given: Views
+) -> View:
+    """The cotangent of what was contracted."""
+    form = call.form
+    if contracted is None:
+        return next(iter(given.values()), _nothing(call))
+    axes = tuple((o.name, o.axes) for o in scan.outputs if o.name in given)
+    back = readout_back(call.text, frozenset(found.targets), axes)
+    if not back.found:
+        return _nothing(call)
+    grad = (
+        over_time(call, scan, form.value_axis, call.dot) if form.contracted in back.found else _nothing(call)
+    )
+    given = inputs | {form.contracted: contracted} | {name: given[o] for o, name in back.cotangents}
+    own = {
+        n: grad if n == form.contracted else found.place(n, found.own_axes(n), call.computed)
+        for n in back.found
+    }
+    run_program(call, back.program, given, own)
+    return grad
+
+
+def _gates(
+    call: Setting, scan: Scan, made: Operands, along: tuple[View, View], states: tuple[Tensor, Tensor],
+    found: Gradients, back: WayBack, inputs: Views,
+) -> None:  # fmt: skip
+    """The gradients of what gates are made of; `along` values are these and the contracted's cotangent."""
+    plan, form = call.plan, call.form
+    axes, parts = (TIME, *form.lanes, form.key_axis), plan.padded // plan.exact_keys
+    outs = [
+        (t, found.place(t.name[4:], axes, call.computed), form.key_axis)
+        for t in chunk_gradient.gradient_tiles(form, back)
+    ]
+    rooms = [made.queries, made.keys, made.flags, *states]
+    for tile in chunk_gradient.parts(form, back):
+        size = (parts, call.length) if tile.timed else (call.chunks, plan.padded if tile.column else parts)
+        part = call.like.new_zeros((*call.lanes, *size), dtype=call.computed)
+        rooms.append(part)
+        cut = part[..., : call.sizes[form.key_axis]] if tile.column else part
+        dims = (form.key_axis, TIME) if tile.timed else (TIME, form.key_axis)
+        found.add(tile.name, cut, (*form.lanes, *dims))
+    pair = ((chunk_gradient.GIVEN, along[0]), (chunk_gradient.GRAD, along[1]))
+    tiles = [*gate_views(call, inputs), *((t, v, form.value_axis) for t, v in pair), *outs]
+    constants = {
+        "K": call.sizes[form.key_axis], "KP": plan.padded, "V": call.sizes[form.value_axis],
+        "C": plan.steps, "LEVELS": plan.levels, "PARTS": parts,
+    }  # fmt: skip
+    wanted = frozenset(found.targets)
+    for exact in (False, True):
+        source = gradient_source(call.text, call.chunk, wanted, exact=exact)
+        keys, values, warps = plan.exact_gradients if exact else plan.gradients
+        blocks = plan.padded // keys
+        groups = -(-call.chunks // chunk_gates.TOGETHER) if exact else call.chunks
+        own = {"KB": keys, "VB": values, "BLOCKS": blocks}
+        run(call, source, tiles, rooms, constants | own, call.count * groups * blocks, warps)
+
+
+def _states(call: Setting) -> Tensor:
+    """Room for a state at each boundary between chunks."""
+    values = call.sizes[call.form.value_axis]
+    return call.empty(call.count, call.chunks + 1, values, call.plan.padded, dtype=call.plan.kept)
+
+
+def _room(call: Setting) -> States:
+    """Room for a last state that nobody wants."""
+    form = call.form
+    shape = (*call.lanes, call.sizes[form.key_axis], call.sizes[form.value_axis])
+    tensor = call.empty(*shape, dtype=call.computed)
+    return States(tensor, tensor.stride()[:-2], tensor.stride(-2), 1)
+
+
+def _zeros(call: Setting) -> States:
+    """A state of 0."""
+    return States(call.like.new_zeros(1, dtype=call.computed), (0,) * len(call.lanes), 0, 0)
+
+
+def _nothing(call: Setting) -> View:
+    """A cotangent of 0."""
+    shape = tuple(call.sizes[a] for a in call.axes)
+    zero = call.like.new_zeros(1, dtype=call.dot)
+    return View(zero, 0, shape, (0,) * len(shape), (False,) * len(shape))
