@@ -47,5 +47,26 @@ def _named(operator: Any, face: Any) -> str:
     return name
 
 
+def outside(run: F) -> F:
+    """The function, at which Dynamo ends a graph: it runs as it stands, and so does all that it calls."""
+
+    @wraps(run)
+    def face(*unnamed: Any, **keywords: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            return run(*unnamed, **keywords)
+        _disable(face)
+        return face.run(*unnamed, **keywords)  # type: ignore[attr-defined]
+
+    face.run = run  # type: ignore[attr-defined]
+    return cast("F", face)
+
+
+def _disable(face: Any) -> None:
+    """Have Dynamo not follow a function. It runs this as it traces: earlier would import the compiler."""
+    if face.run is face.__wrapped__:
+        face.run = torch.compiler.disable(face.run)
+
+
 # What torch.compiler.assume_constant_result writes; the decorator itself would import the compiler here.
 _named._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_disable._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -7,16 +7,19 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from scanforge.compiled import outside
 from scanforge.distributed.ranks import Ranks, ranks_of
 
 Tensor = torch.Tensor
 
 
+@outside
 def place(group: Any = None) -> int:
     """How many ranks of a group hold steps before this one's. `group` is that of `scan`."""
     return ranks_of("place", group, reverse=False).place
 
 
+@outside
 def before(x: Tensor, group: Any = None) -> Tensor:
     """The x of every rank with earlier steps, (place, *x.shape); x is of equal shape on all ranks.
 

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from scanforge.api import Declared, flag_option, memory_option, one_or_tuple, time_dim
 from scanforge.call import named_only
+from scanforge.compiled import outside
 from scanforge.distributed.own import own_call
 from scanforge.distributed.ranks import Ranks, ranks_of
 from scanforge.distributed.shard import Shard
@@ -20,6 +21,7 @@ from scanforge.recurrence import Fused, declared_of
 Tensor = torch.Tensor
 
 
+@outside
 def scan(  # noqa: PLR0913 - options by keyword
     operator: Declared, /, *unnamed: Any, group: Any = None, initial_state: Any = None,
     return_final_state: bool = False, reverse: bool = False, reset: Tensor | None = None,
@@ -42,8 +44,7 @@ def scan(  # noqa: PLR0913 - options by keyword
     time, and of what resets start from, are of the rank's own steps, for DDP or FSDP2 to sum;
     `reduce_gradients` sums them here, and the initial state's.
 
-    Raises what `sf.scan` raises, and GroupError where a rank is missing or makes another call. A second
-    derivative over several ranks is an ArgumentError.
+    Raises what `sf.scan` raises, GroupError for a missing rank, ArgumentError for a second derivative.
     Source: Blelloch, Prefix sums and their applications (1990), section 1.2.
 
     Example:

@@ -41,20 +41,23 @@ class Shard:
         options = Options(reverse, "", call.dtype, memory=self.memory)
         return run_prepared(call, options, self.backend, self.lowering)
 
+    def freely(self, call: Prepared, reverse: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """The same where the plan may choose: for what is not the caller's own scan."""
+        return replace(self, lowering=None).run(call, reverse)
+
     def results(self, call: Prepared) -> tuple[list[Tensor], list[Tensor]]:
         """The same from the state that the ranks before it leave; differentiable over all of them."""
         if self.ranks.count == 1:
             return self.run(call, self.ranks.reverse)
         count = chunks.chunk_count(call, self.backend, self.lowering)
-        # chunks are lanes enough
-        part = _Part(self if count == 1 else replace(self, lowering=None), count, pending=[])
+        part = _Part(self, count, pending=[])
         tied = _Settled.apply(part.pending, *call.inputs, *call.initial)  # type: ignore[no-untyped-call]
         n = len(call.inputs)
         call = replace(call, inputs=tied[:n], initial=tied[n:])
-        given = entering(call, part.shard.run, self.ranks, count=count)
+        given = entering(call, self.freely, self.ranks, count=count)
         starts = given.states
         if count > 1:
-            before = given.before_chunks(starts, part.shard.run, self.ranks.reverse)
+            before = given.before_chunks(starts, self.freely, self.ranks.reverse)
             starts = tuple(part.led_by(x0, x) for x0, x in zip(given.states, before, strict=True))
         outputs, ends = part.run(replace(call, initial=starts))
         given.settle()
@@ -87,7 +90,7 @@ class _Part:
         if self.count == 1:
             return self.shard.run(call, self.ranks.reverse)
         cut = chunks.in_chunks(call, self.count)
-        outputs, ends = self.shard.run(replace(cut, initial=call.initial), self.ranks.reverse)
+        outputs, ends = self.shard.freely(replace(cut, initial=call.initial), self.ranks.reverse)
         return chunks.whole(call.text, outputs), ends
 
     def led_by(self, x0: Tensor, states: Tensor) -> Tensor:
@@ -125,10 +128,10 @@ class _Part:
         mus = [mu for _, mu in derived.initial]
         after = {offset(mu, mus): x for mu, x in zip(mus, seeds, strict=True)}
         adjoint = replace(call, text=text, inputs=inputs, initial=tuple(seeds))
-        carried = entering(adjoint, shard.run, turned, after, self.count)
+        carried = entering(adjoint, shard.freely, turned, after, self.count)
         totals = seeds if turned.first else [x + y for x, y in zip(seeds, carried.states, strict=True)]
         if self.count > 1:
-            totals = carried.before_chunks(totals, shard.run, turned.reverse)
+            totals = carried.before_chunks(totals, shard.freely, turned.reverse)
         self.pending.append(carried.settle)
         return {state: x for (state, _), x in zip(derived.initial, totals, strict=True)}
 

@@ -230,6 +230,18 @@ def check_death(rank: int, count: int) -> None:
     os._exit(0)  # no barrier either: a group without one of its ranks cannot be taken down in order
 
 
+def check_death_in_a_model(rank: int, count: int) -> None:
+    """One rank dies after the first of two layers' forward passes, in which others wait for its window."""
+    model = models.RecurrentLM(11, 8, 2, "griffin")
+    if rank == 1:
+        model.stack.layers[1].register_forward_pre_hook(lambda *_: os._exit(0))
+    began = time.monotonic()
+    with pytest.raises(sf.GroupError, match="waited for the other ranks"):
+        model(torch.zeros(1, 3, dtype=torch.long), sequence_group=dist.group.WORLD)
+    assert time.monotonic() - began < TIMEOUT.total_seconds()
+    os._exit(0)
+
+
 @pytest.mark.parametrize(
     ("check", "count"),
     [
@@ -244,6 +256,7 @@ def check_death(rank: int, count: int) -> None:
         (check_overlap, 3),
         (check_layers_refuse, 2),
         (check_death, 2),
+        (check_death_in_a_model, 3),
     ],
     ids=lambda x: x.__name__.removeprefix("check_") if callable(x) else str(x),
 )

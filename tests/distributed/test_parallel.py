@@ -149,6 +149,23 @@ def check_data_and_sequence(rank: int, count: int, names: list[str]) -> None:
             check_gradients(model, wanted, f"{name}, FSDP2 {shard}")
 
 
+def check_compiled(rank: int, count: int, names: list[str]) -> None:
+    """A compiled model under a group: graphs end where ranks exchange."""
+    steps = slice(0, CUT) if rank == 0 else slice(CUT, STEPS)
+    tokens, targets = (x[:, steps] for x in text())
+    for name in names:
+        loss, wanted = expected(name)
+        model = model_of(name)
+        logits = torch.compile(model, backend="aot_eager")(tokens, sequence_group=dist.group.WORLD)
+        share = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / (BATCH * STEPS)
+        share.backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+        dist.all_reduce(share := share.detach())
+        assert_close(share, loss, "forward", name)
+        check_gradients(model, wanted, f"{name}, compiled")
+
+
 def _on_ranks(rank: int, count: int, check: Any, names: list[str]) -> None:
     sf.set_law_check(False)  # other tests look at the laws of these layers
     check(rank, count, names)
@@ -161,6 +178,11 @@ SOME = ["griffin", "hgrn2"]  # a convolution and starts of sequences; bounds tha
 @pytest.mark.parametrize("check", CHECKS)
 def test_on_ranks(check: str):
     on_ranks(CHECKS[check], _on_ranks, globals()[f"check_{check}"], SOME)
+
+
+@pytest.mark.slow
+def test_compiled():
+    on_ranks(2, _on_ranks, check_compiled, SOME)
 
 
 @pytest.mark.slow
