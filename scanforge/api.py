@@ -20,6 +20,7 @@ from scanforge.launch import Options, state_dtypes
 from scanforge.packed import one_by_one, summed
 from scanforge.prepared import Prepared, prepare
 from scanforge.recurrence import Fused, Recurrence, declared_of
+from scanforge.replay import replayed
 from scanforge.trace import prefix_scan
 
 Tensor = torch.Tensor
@@ -27,6 +28,7 @@ Declared = type[Operator] | type[Recurrence]
 
 
 @one_node
+@replayed
 def scan(  # noqa: PLR0913 - options by keyword
     operator: Declared, /, *unnamed: Any, initial_state: Any = None, return_final_state: bool = False,
     reverse: bool = False, reset: Tensor | None = None, reset_state: Any = None,
@@ -76,6 +78,7 @@ def scan(  # noqa: PLR0913 - options by keyword
 
 
 @one_node
+@replayed
 def step(
     operator: Declared, state: Any, /, *unnamed: Any, reset: Tensor | None = None, reset_state: Any = None,
     mask: Tensor | None = None, inplace: bool = False, backend: str | None = None, **tensors: Tensor,

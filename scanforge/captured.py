@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from scanforge.fields import METHODS, Field
+from scanforge.watch import Reads, Watch, is_empty
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 _C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -34,13 +35,24 @@ class Opaque(Exception):
 
 def fingerprint(cls: type) -> tuple[Hashable, ...] | None:
     """A hashable picture of all that the methods can read; None when there is no such picture."""
+    reader = _read(cls)
+    return None if reader is None else tuple(reader.found)
+
+
+def watch(cls: type) -> Watch | None:
+    """What tells at once that the picture is still the same; None when there is none."""
+    reader = _read(cls)
+    return None if reader is None or reader.reads.lost else reader.reads.watch()
+
+
+def _read(cls: type) -> _Reader | None:
     reader = _Reader()
     try:
         reader.visit(cls)
         reader.mention(METHODS)
     except (Opaque, RecursionError):
         return None
-    return tuple(reader.found)
+    return reader
 
 
 class _Reader:
@@ -50,6 +62,7 @@ class _Reader:
         self.alive: list[Any] = []  # so that no id is used twice
         self.owners: list[Any] = []
         self.names: dict[str, None] = {}
+        self.reads = Reads()
 
     def own(self, owner: Any) -> None:
         """Ask the owner for every name known so far, and for those to come."""
@@ -71,6 +84,7 @@ class _Reader:
         """What the owner holds by this name, in itself and, since super() may be called, in every base."""
         for base in _bases(owner) if isinstance(owner, type) else (owner,):
             held = getattr(base, "__dict__", {})
+            self.reads.name(base, held, name)
             if name in held:
                 self.found.append(name)
                 self.visit(held[name])
@@ -79,6 +93,7 @@ class _Reader:
         """Add what this value is to the picture."""
         if isinstance(value, _ATOMS):
             self.found.append((type(value), repr(value)))
+            self.reads.lost |= type(value) not in _ATOMS  # whose text may change
             return
         if id(value) in self.met:
             self.found.append(("again", self.met[id(value)]))
@@ -100,6 +115,7 @@ class _Reader:
         elif isinstance(value, types.ModuleType):
             self.found.append(value.__name__)
             self.own(value)
+            self.reads.name(value, vars(value), "__getattr__")
             self.visit(vars(value).get("__getattr__"))
         elif isinstance(value, type):
             self.type(value)
@@ -119,11 +135,14 @@ class _Reader:
             self.found.append(function)
             return
         self.found.append(function.__code__)
+        self.reads.function(function)
         names = _names(function.__code__)
-        cells = [c for c in function.__closure__ or () if not _is_empty(c)]
+        cells = [c for c in function.__closure__ or () if not is_empty(c)]
         self.all(c.cell_contents for c in cells)
         self.all([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()])
         for name in names:
+            self.reads.name(function.__globals__, function.__globals__, name)
+            self.reads.name(sys.modules, sys.modules, name)
             if name in function.__globals__:
                 self.found.append(name)
                 self.visit(function.__globals__[name])
@@ -148,6 +167,7 @@ class _Reader:
             return
         self.own(cls)
         for base in _bases(cls):
+            self.reads.whole(base)
             for name, held in list(vars(base).items()):
                 special = name.startswith("__") and isinstance(held, types.FunctionType)
                 if special and name not in _NOT_CALLED:
@@ -160,6 +180,7 @@ class _Reader:
         if place in _CONSTANT:
             self.found.append(str(value))
             return
+        self.reads.instance(value)
         if isinstance(value, tuple | list):
             self.all(value)
         elif isinstance(value, dict):
@@ -210,11 +231,3 @@ def _walk(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _walk(constant)
-
-
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - asking is the only way to know
-    except ValueError:
-        return True
-    return False

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scanforge import dtypes
+from scanforge import dtypes, tape
 from scanforge.cache import load_kernel_module
 from scanforge.chunked_form import MatrixForm, matrix_form
 from scanforge.chunked_plan import ChunkPlan, chunk_plan
@@ -222,6 +222,5 @@ def run(
         strides += [at[TIME]] * tile.timed + [at[column]] * tile.column
     tensors = [v.tensor if isinstance(v, States) else v.pointer() for _, v, _ in found]
     with on_device(call.like):
-        kernel(source)[(grid,)](
-            *tensors, *rooms, call.length, call.chunks, *call.lanes, *strides, **constants, num_warps=warps
-        )
+        args = [*tensors, *rooms, call.length, call.chunks, *call.lanes, *strides]
+        tape.launch(kernel(source), (grid,), args, constants | {"num_warps": warps})

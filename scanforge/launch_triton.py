@@ -42,7 +42,8 @@ def forward(
         tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
     dims = {o.name: o.dims for o in scan.outputs}
     outputs = dict(zip(dims, result.outputs, strict=True))
-    targets = _targets(dims, outputs, options.dtype)
+    fresh = _is_fresh(text, sizes, options, bounds)
+    targets = _targets(dims, outputs, options.dtype, fresh=fresh)
     work = Work(
         scan.lanes,
         {
@@ -53,6 +54,7 @@ def forward(
         states(scan, scan.states, initial, sizes),
         states(scan, scan.states, result.finals, sizes),
         states(scan, scan.states, result.kept, sizes, over=True, alone=bounds is not None) if keep else {},
+        fresh=fresh,
     )
     work = packed(work, sizes[TIME], bounds, kept, reverse=options.reverse)
     if not sizes[TIME]:
@@ -83,16 +85,25 @@ def _spread(scan: Scan, tensors: Sequence[Tensor], held: str, computed: torch.dt
     ]
 
 
+def _is_fresh(text: str, sizes: dict[str, int], options: Options, bounds: Tensor | None) -> bool:
+    """Whether the first kernel may write sums over time, to which no other one adds: time is not cut."""
+    if 0 in sizes.values() or chunked_run.form_of(text, options, packed=bounds is not None):
+        return False
+    return kernel_plan(load(text), sizes, options.lowering, pipeline.inside_axes(text).axes).chunks is None
+
+
 def _targets(
-    dims: dict[str, tuple[str, ...]], outputs: dict[str, Tensor], computed: torch.dtype
+    dims: dict[str, tuple[str, ...]], outputs: dict[str, Tensor], computed: torch.dtype, *, fresh: bool
 ) -> dict[str, Tensor]:
-    """Where kernels write: sums over time begin with 0, in the dtype of the computation."""
-    return {
-        n: x
-        if TIME in dims[n]
-        else x.new_zeros(x.shape, dtype=computed if x.is_floating_point() else x.dtype)
-        for n, x in outputs.items()
-    }
+    """Where kernels write: sums over time in the dtype of the computation, 0 if they are added to."""
+    made = {}
+    for n, x in outputs.items():
+        dtype = computed if x.is_floating_point() else x.dtype
+        here = TIME in dims[n] or (fresh and x.dtype == dtype)
+        made[n] = (
+            x if here else x.new_empty(x.shape, dtype=dtype) if fresh else x.new_zeros(x.shape, dtype=dtype)
+        )
+    return made
 
 
 def _settle(targets: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:
@@ -145,11 +156,17 @@ def allocate(
     text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool,
     bounds: Tensor | None = None, *, inplace: bool = False,
 ) -> Result:  # fmt: skip
-    """Empty tensors for all that a forward kernel writes; also the shapes of the compiler's fake tensors."""
+    """Empty tensors for all that a forward kernel writes; also the shapes of the compiler's fake tensors.
+
+    Of an output of the batch axis alone each of packed sequences has a row.
+    """
     scan = load(text)
-    sizes = sizes_of(scan, tensors, initial) | ({} if bounds is None else {BATCH: 1})
+    rows, sizes = _sizes(scan, tensors, initial, bounds), sizes_of(scan, tensors, initial)
+    sizes |= {} if bounds is None else {BATCH: 1}
     outputs = [
-        tensors[0].new_empty([1 if d == "1" else sizes[d] for d in o.dims], dtype=dtype)
+        tensors[0].new_empty(
+            [1 if d == "1" else (sizes if TIME in o.dims else rows)[d] for d in o.dims], dtype=dtype
+        )
         for o, dtype in zip(scan.outputs, output_dtypes(scan, tensors, options.dtype), strict=True)
     ]
     finals = list(initial)
@@ -158,9 +175,9 @@ def allocate(
     if not keep:
         return Result(outputs, finals, [])
     plan = _keep(text, tensors, sizes, options, bounds)
-    rows = plan.rows(sizes[TIME]) if bounds is None else packed_rows(plan, sizes[TIME], bounds)
+    count = plan.rows(sizes[TIME]) if bounds is None else packed_rows(plan, sizes[TIME], bounds)
     axis, alone = pipeline.held_axis(text), bounds is not None
-    kept = [room(scan, s, x0, rows, axis, alone=alone) for s, x0 in zip(scan.states, initial, strict=True)]
+    kept = [room(scan, s, x0, count, axis, alone=alone) for s, x0 in zip(scan.states, initial, strict=True)]
     return Result(outputs, finals, kept)
 
 
@@ -182,7 +199,9 @@ def backward(
         g: torch.empty_like(own[i], memory_format=torch.contiguous_format) for i, g in derived.gradients
     }
     by_gradient = {g: dims[i] for i, g in derived.gradients}
-    targets = _targets(by_gradient, gradients, options.dtype)
+    segments = keep.rows(sizes[TIME]) if keep.refill else 1
+    fresh = segments == 1 and _is_fresh(text, sizes, options, bounds)
+    targets = _targets(by_gradient, gradients, options.dtype, fresh=fresh)
     ends = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in seeds]
     work = Work(
         scan.lanes,
@@ -191,6 +210,7 @@ def backward(
         states(scan, derived.scan.states, seeds, sizes),
         states(scan, derived.scan.states, ends, sizes),
         states(scan, scan.states, kept, sizes, over=True, alone=bounds is not None),
+        fresh=fresh,
     )
     work = packed(work, sizes[TIME], bounds, keep, reverse=options.reverse)
     if not sizes[TIME]:

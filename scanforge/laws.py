@@ -139,6 +139,11 @@ def set_law_check(on: bool) -> None:
     _Switch.on = bool(on)
 
 
+def law_check() -> bool:
+    """Whether laws are checked at an operator's first use."""
+    return _Switch.on
+
+
 def ensure(text: str) -> None:
     """Raise LawError if the operator of this text breaks a law. Each content is checked once, ever."""
     if _Switch.on:

@@ -14,6 +14,7 @@ from scanforge import launch, launch_triton
 from scanforge.ir.scan import BATCH, TIME, load
 from scanforge.launch import Options, kept_states, output_dtypes, sizes_of, state_dtypes
 from scanforge.pipeline import Wanted
+from scanforge.repeats import Repeats
 
 Tensor = torch.Tensor
 SCAN = (
@@ -32,7 +33,7 @@ BACKWARD = (
 def define() -> Any:
     """The namespace `torch.ops.scanforge`, its ops defined."""
     lib = torch.library.Library("scanforge", "DEF")
-    for schema, run, fake in ((SCAN, _scan, _fake_scan), (BACKWARD, _backward, _fake_backward)):
+    for schema, run, fake in ((SCAN, run_scan, _fake_scan), (BACKWARD, run_backward, _fake_backward)):
         name = schema.partition("(")[0]
         lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         lib.impl(name, run, "CompositeExplicitAutograd")
@@ -41,10 +42,12 @@ def define() -> Any:
     return torch.ops.scanforge
 
 
+OPS = Repeats(1024)  # how the ops ran, for graphs that call them
+
 _KEPT: list[torch.library.Library] = []  # a library's ops live as long as it does
 
 
-def _scan(  # noqa: PLR0913, PLR0917 - as in the schema
+def run_scan(  # noqa: PLR0913, PLR0917 - as in the schema
     recurrence: str,
     inputs: list[Tensor],
     initial: list[Tensor],
@@ -57,11 +60,15 @@ def _scan(  # noqa: PLR0913, PLR0917 - as in the schema
     bounds: Tensor | None,
 ) -> list[Tensor]:
     options = Options(reverse, lowering, dtype, backend, memory)
-    if backend == "triton":
-        result = launch_triton.forward(recurrence, inputs, initial, options, keep, bounds)
-    else:
+    if backend != "triton":
         result = launch.run(recurrence, inputs, initial, options, keep, bounds)
-    return [*result.outputs, *result.finals, *result.kept]
+        return [*result.outputs, *result.finals, *result.kept]
+
+    def run(inputs: list[Tensor], initial: list[Tensor], bounds: Tensor | None) -> tuple[Tensor, ...]:
+        result = launch_triton.forward(recurrence, inputs, initial, options, keep, bounds)
+        return (*result.outputs, *result.finals, *result.kept)
+
+    return list(OPS(run, [recurrence, options, keep], [inputs, initial, bounds]))
 
 
 def _fake_scan(  # noqa: PLR0913, PLR0917
@@ -101,7 +108,7 @@ def _fake_scan(  # noqa: PLR0913, PLR0917
     return [*shown, *finals, *kept]
 
 
-def _backward(  # noqa: PLR0913, PLR0917 - as in the schema
+def run_backward(  # noqa: PLR0913, PLR0917 - as in the schema
     recurrence: str,
     wanted: str,
     present: str,
@@ -118,10 +125,18 @@ def _backward(  # noqa: PLR0913, PLR0917 - as in the schema
 ) -> list[Tensor]:
     which = Wanted(frozenset(wanted.split()), frozenset(present.split()), initial)
     options = Options(reverse, lowering, dtype, "triton", memory)
-    gradients, ends = launch_triton.backward(
-        recurrence, which, inputs, kept, cotangents, seeds, options, bounds
-    )
-    return [*gradients, *ends]
+
+    def run(
+        inputs: list[Tensor], kept: list[Tensor], cotangents: list[Tensor], seeds: list[Tensor],
+        bounds: Tensor | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        gradients, ends = launch_triton.backward(
+            recurrence, which, inputs, kept, cotangents, seeds, options, bounds
+        )
+        return (*gradients, *ends)
+
+    values = [inputs, kept, cotangents, seeds, bounds]
+    return list(OPS(run, [recurrence, which, options], values))
 
 
 def _fake_backward(  # noqa: PLR0913, PLR0917

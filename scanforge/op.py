@@ -20,11 +20,12 @@ from scanforge.adjoint import Adjoint
 from scanforge.batched import batched
 from scanforge.ir.scan import BATCH, Scan, load
 from scanforge.launch import Options, kept_states, output_dtypes
-from scanforge.library import define
+from scanforge.library import define, run_backward, run_scan
 from scanforge.packed import states_before as packed_states_before
 from scanforge.packed import summed
 from scanforge.plan import state_outputs
 from scanforge.tangent import tangent
+from scanforge.tape import Recorder, recording
 
 Tensor = torch.Tensor
 _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -52,12 +53,25 @@ def apply(
     scan = load(text)
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *initial))
     call = Call(text, len(inputs), options, keep, bounds)
-    if torch.compiler.is_compiling() and not _transformed():
+    recorder = recording()
+    if recorder is not None:
+        results = _recorded(recorder, replace(call, keep=recorder.gradient), [*inputs, *initial])
+    elif torch.compiler.is_compiling() and not _transformed():
         results = _call_op(call, [*inputs, *initial])
     else:
         results = list(_ScanFunction.apply(call, *inputs, *initial))  # type: ignore[no-untyped-call]
     n, k = len(scan.outputs), len(scan.states)
     return results[:n], results[n : n + k]
+
+
+def _recorded(recorder: Recorder, call: Call, tensors: list[Tensor]) -> list[Tensor]:
+    """The results of a call whose replays have autograd around them, if there are gradients."""
+    scan = load(call.text)
+    recorder.cut([*tensors, *([] if call.bounds is None else [call.bounds])])
+    recorder.notes.append(call)
+    results = _call_op(call, tensors)
+    recorder.cut(results, len(scan.outputs) + len(scan.states))
+    return results
 
 
 def _transformed() -> bool:
@@ -67,18 +81,11 @@ def _transformed() -> bool:
 
 def _call_op(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     o, n = call.options, call.inputs
-    results: list[Tensor] = library().scan(
-        call.text,
-        list(tensors[:n]),
-        list(tensors[n:]),
-        o.reverse,
-        o.lowering,
-        o.backend,
-        o.memory,
-        o.dtype,
-        call.keep,
-        call.bounds,
-    )
+    run = run_scan if recording() else library().scan
+    results: list[Tensor] = run(
+        call.text, list(tensors[:n]), list(tensors[n:]), o.reverse, o.lowering, o.backend, o.memory, o.dtype,
+        call.keep, call.bounds,
+    )  # fmt: skip
     return results
 
 
@@ -126,10 +133,10 @@ class _ScanFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         needs = list(ctx.needs_input_grad[1:])
-        return (None, *_gradients(ctx.call, list(ctx.saved_tensors), list(cotangents), needs))
+        return (None, *gradients(ctx.call, list(ctx.saved_tensors), list(cotangents), needs))
 
 
-def _gradients(
+def gradients(
     call: Call, saved: list[Tensor], cotangents: list[Tensor | None], needs: list[bool]
 ) -> list[Tensor | None]:
     """The gradients of inputs and initial states."""
@@ -149,19 +156,15 @@ def _gradients(
     seeds = [_seed(of_state.get(state), start[state]) for state in order]
     seen = {name: g for output, name in derived.cotangents if (g := of_output[output]) is not None}
     if call.options.backend == "triton" and not torch.is_grad_enabled() and not _transformed():
-        gradients, ends = _one_kernel(
-            call, wanted, derived, inputs, results[len(scan.outputs) :], seen, seeds
-        )
+        slopes, ends = _one_kernel(call, wanted, derived, inputs, results[len(scan.outputs) :], seen, seeds)
     else:
         given = dict(zip((i.name for i in scan.inputs), inputs, strict=True)) | seen
         if derived.states_before:
             states = _states_before(call, scan, inputs, initial, results)
             given |= {name: states[state] for state, name in derived.states_before}
         options = replace(call.options, reverse=not call.options.reverse)
-        gradients, ends = apply(
-            text, [given[i.name] for i in derived.scan.inputs], seeds, options, call.bounds
-        )
-    found = dict(zip((i for i, _ in derived.gradients), gradients, strict=True))
+        slopes, ends = apply(text, [given[i.name] for i in derived.scan.inputs], seeds, options, call.bounds)
+    found = dict(zip((i for i, _ in derived.gradients), slopes, strict=True))
     if call.bounds is not None:
         rows = {
             i.name: t.shape[i.dims.index(BATCH)] if BATCH in i.dims else 1
@@ -183,7 +186,8 @@ def _one_kernel(
     seeds: list[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The states and the adjoint in one kernel, from what the forward kernel kept."""
-    results = library().scan_backward(
+    run = run_backward if recording() else library().scan_backward
+    results = run(
         call.text,
         " ".join(sorted(wanted.inputs)),
         " ".join(sorted(wanted.present)),
@@ -237,7 +241,9 @@ def _tangents(call: Call, saved: list[Tensor], tangents: list[Tensor | None]) ->
 
 def _seed(cotangent: Tensor | None, x0: Tensor) -> Tensor:
     """The adjoint's initial state: the final state's cotangent."""
-    return torch.zeros_like(x0) if cotangent is None else cotangent.to(x0.dtype)
+    if cotangent is not None:
+        return cotangent.to(x0.dtype)
+    return torch.full((), 0.0, dtype=x0.dtype, device=x0.device).expand(x0.shape)
 
 
 def _states_before(
@@ -288,6 +294,6 @@ def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _backward_op(ctx: Any, cotangents: list[Tensor | None]) -> tuple[Any, ...]:
-    gradients = _gradients(ctx.call, list(ctx.saved_tensors), cotangents, ctx.needs)
+    found = gradients(ctx.call, list(ctx.saved_tensors), cotangents, ctx.needs)
     n = ctx.call.inputs
-    return None, gradients[:n], gradients[n:], None, None, None, None, None, None, None
+    return None, found[:n], found[n:], None, None, None, None, None, None, None

@@ -64,7 +64,7 @@ class Prepared:
     def states(self, real: Sequence[Tensor]) -> list[Tensor]:
         """The user's states, in the declared order of axes."""
         states = zip(self.scan.states, real, self.dims, strict=True)
-        turned = iter([x.permute([self.scan.order(s.axes).index(d) for d in dims]) for s, x, dims in states])
+        turned = iter([_in_order(x, self.scan.order(s.axes), dims) for s, x, dims in states])
         return [joined([next(turned) for _ in names]) for _, names in self.traced.states]
 
 
@@ -203,11 +203,17 @@ def _real_initial(
         for k, name in enumerate(names):
             state = scan.state(name)
             if value is None:
-                x0 = torch.full(shape, state.initial, dtype=carried[name], device=bound.device)
+                one = torch.full((), state.initial, dtype=carried[name], device=bound.device)
+                x0 = one.expand(shape)
             else:
                 x0 = _part(value, k, len(names)).to(carried[name]).expand(shape)
-            made.append(x0.permute([dims.index(a) for a in scan.order(state.axes)]))
+            made.append(_in_order(x0, dims, scan.order(state.axes)))
     return tuple(made)
+
+
+def _in_order(x: Tensor, dims: Sequence[str], order: Sequence[str]) -> Tensor:
+    """The tensor with its dims in another order."""
+    return x if tuple(dims) == tuple(order) else x.permute([dims.index(d) for d in order])
 
 
 def _part(value: Tensor, k: int, count: int) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from scanforge import dtypes
+from scanforge import dtypes, tape
 from scanforge.emit.form import CHUNK_AXIS, Form, Kernel
 from scanforge.ir.scan import BATCH
 from scanforge.plan import Held, Keep
@@ -42,6 +42,7 @@ class Work:
     ends: Views
     kept: Views  # over tiles instead of time
     bounds: Bounds | None = None
+    fresh: bool = False  # outputs without time hold nothing yet
 
     def over_time(self, change: Callable[[View], View], kept: Callable[[View], View]) -> Self:
         """The same work with its views over time changed."""
@@ -116,9 +117,9 @@ def launch(
 ) -> None:  # fmt: skip
     """Choose the tile, make the kernel, call it.
 
-    `rows` forces a backward kernel's R, as what was kept decides it. Outputs without time are added to what
-    is there, since a call may be several launches. Where elements compose, groups of threads may share a
-    tile; they walk whole tiles, and what is left is a launch without groups.
+    `rows` forces a backward kernel's R, as what was kept decides it. Unless the work is fresh, outputs
+    without time are added to what is there, since a call may be several launches. Where elements compose,
+    groups of threads may share a tile; they walk whole tiles, and what is left is a launch without groups.
     """
     lanes = work.lanes(held)
     if held.axes or work.bounds or not work.over_lanes(lanes):
@@ -127,7 +128,8 @@ def launch(
     tile = _tile(work, lanes, held, rows=rows, least=least, composed=composed)
     left = work.steps % (tile.rows * tile.groups) if tile.groups > 1 else 0
     if left:
-        for part in work.at(work.steps - left, rows or least, down=bool(rows)):
+        one, two = work.at(work.steps - left, rows or least, down=bool(rows))
+        for part in (one, replace(two, fresh=False)):
             more = composed if part.steps > left else None
             launch(make, part, computed, held, rows=rows, keep=keep, composed=more)
         return
@@ -207,7 +209,7 @@ class _Sum:
         lacking = [
             g for g, axes in enumerate(lanes.groups) if axes and not any(target.has[1 + i] for i in axes)
         ]
-        add = not target.has[0]
+        add = not target.has[0] and not work.fresh
         if not lacking and not add:
             return cls(target, target, (), None, False)
         sizes = list(lanes.sizes)
@@ -259,15 +261,18 @@ def call(
     b = work.bounds
     bounds = (b.begins, b.lengths, b.places) if b else ()
     blocks = -(-lanes.inner // tile.lanes)
+    constants |= {
+        "BD": tile.lanes * tile.groups, "NS": tile.stages, "MASKED": lanes.inner % tile.lanes != 0,
+        "FENCE": _fence(first, computed),
+        "num_warps": held.warps if held.whole else max(1, tile.lanes * tile.groups // 32),
+    }  # fmt: skip
+    args = [
+        *(v.pointer() for v in views.values()),
+        work.steps, lanes.inner, *lanes.outer, *(work.kept[r.name].strides[0] for r in kernel.kept),
+        *bounds, *(s for found in strides.values() for s in found[:-1]),
+    ]  # fmt: skip
     with on_device(first):
-        function[(blocks * prod(lanes.outer),)](
-            *(v.pointer() for v in views.values()),
-            work.steps, lanes.inner, *lanes.outer, *(work.kept[r.name].strides[0] for r in kernel.kept),
-            *bounds, *(s for found in strides.values() for s in found[:-1]), **constants,
-            BD=tile.lanes * tile.groups, NS=tile.stages, MASKED=lanes.inner % tile.lanes != 0,
-            FENCE=_fence(first, computed),
-            num_warps=held.warps if held.whole else max(1, tile.lanes * tile.groups // 32),
-        )  # fmt: skip
+        tape.launch(function, (blocks * prod(lanes.outer),), args, constants)
 
 
 def _fence(tensor: torch.Tensor, computed: torch.dtype) -> bool:

@@ -24,3 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> None:
+    """No test replays what another one ran, perhaps under another plan."""
+    from scanforge import replay
+
+    replay.forget()

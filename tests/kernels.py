@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import scanforge as sf
-from scanforge import plan, tile
+from scanforge import plan, replay, tile
 from scanforge.tile import Composed, Tile
 from tests.catalogue import CASES, Case
 from tests.reference.compare import (
@@ -186,3 +186,4 @@ class Tiles:
                 ):
                     patch.setattr(module, function.__name__, function)
         patch.setattr(plan, "CHUNK", self.chunk)
+        replay.forget()

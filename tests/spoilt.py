@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from scanforge import pipeline
+from scanforge import pipeline, replay
 
 SWAPS = {
     " + ": " - ",
@@ -43,10 +43,14 @@ def code(change: Callable[[str], str], loader: str = "load_kernel_module") -> It
     load = getattr(pipeline, loader)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, loader, lambda source: load(change(source)))
-        for cached in CACHED:
-            cached.cache_clear()
+        _forget()
         try:
             yield
         finally:
-            for cached in CACHED:
-                cached.cache_clear()
+            _forget()
+
+
+def _forget() -> None:
+    for cached in CACHED:
+        cached.cache_clear()
+    replay.forget()

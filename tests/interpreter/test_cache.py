@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scanforge import cache, pipeline
+from scanforge import cache, pipeline, replay
 from tests.catalogue import BY_NAME, draw
 from tests.kernels import check, everything
 
@@ -26,6 +26,7 @@ def run() -> None:
     """Forward and backward, as a new process would, against the loop."""
     for cached in (cache.load_kernel_module, pipeline.forward_kernel, pipeline.backward_kernel):
         cached.cache_clear()
+    replay.forget()
     leaves, initial = draw(CASE, (1, 21, 3))
     check(CASE, leaves, initial, everything(CASE), lowering="ordered_tile")
 

@@ -11,6 +11,7 @@ import numpy
 import pytest
 
 import scanforge as sf
+from scanforge.captured import fingerprint, watch
 from tests.symbolic.steps import HALF, QUARTER, Settings, last, operator, thrice
 
 rate = 0.5
@@ -56,8 +57,13 @@ class TestAChangedNumberChangesTheResult:
     """Each case: a step, and how to change what it reads from a half to a quarter."""
 
     def check(self, cls, change) -> None:
+        """The picture of what is read differs, and the watch that spares reading it again sees that."""
         assert last(cls) == HALF
+        seen = watch(cls)
+        assert (seen is None) == (fingerprint(cls) is None)
+        assert seen is None or seen.holds()
         change()
+        assert seen is None or not seen.holds()
         assert last(cls) == QUARTER
 
     def test_closure_float(self):

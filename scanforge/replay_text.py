@@ -1,0 +1,208 @@
+"""Tape -> Python text: a function that does again what a tape notes, and nothing else.
+
+    def replay(t0, t1):
+        if current_device() != 0:
+            return on_device(0, replay, t0, t1)
+        stream = stream_of(0)
+        t2 = empty_strided((8, 2048, 64), (131072, 64, 1), dtype=dtype0, device=device0)
+        run0(64, 1, 1, stream, function0, packed0, None, None, None, t0.data_ptr(), t1.data_ptr(), ...)
+        return t2
+
+Pointers are numbers, so that a launcher asks no tensor for its own; views that only gave a kernel its pointer
+are gone. The text depends on shapes, strides and dtypes, and on the alignment of what is given.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from scanforge.tape import EMPTY, ZEROS, Launch, Op, Ref, Step, Tape, indices
+
+Tensor = torch.Tensor
+
+# Operations whose schema is that of the tensor method of this name, which is quicker to call.
+_METHODS = frozenset({
+    "add_", "as_strided", "copy_", "cumsum", "expand", "fill_", "flip", "ne", "permute", "squeeze", "sum",
+    "unsqueeze", "zero_",
+})  # fmt: skip
+_CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype})
+
+
+def function_of(tape: Tape) -> Callable[..., Any]:
+    """The function that replays a tape: of the tensors that it was given, in order."""
+    return _Writer(tape).function()
+
+
+@cache
+def constant(value: float | bool, dtype: torch.dtype, device: torch.device, inference: bool) -> Tensor:
+    """One number on a device, kept for good and never written: any stream may read it at any time."""
+    with torch.inference_mode(inference):
+        made = torch.full((), value, dtype=dtype, device=device)
+    if made.is_cuda:
+        torch.cuda.synchronize(device)
+    return made
+
+
+class _Writer:
+    def __init__(self, tape: Tape) -> None:
+        self.tape, self.steps = tape, tape.live()
+        self.names: dict[str, Any] = {"empty_strided": torch.empty_strided}
+        self.bound: dict[int, str] = {}
+        self.constants = self._constants()
+        self.whole = self._whole()
+        self.lines: list[str] = []
+
+    def function(self) -> Callable[..., Any]:
+        for step in self.steps:
+            if isinstance(step, Launch):
+                self.lines.append(self._launch(step))
+            elif not any(i in self.constants for i in step.made):
+                self.lines += [line for line in [self._op(step)] if line]
+        given = ", ".join(f"t{i}" for i in range(self.tape.given))
+        body = [*self._head(given), *self.lines, f"return {self._text(self.tape.returned)}"]
+        text = f"def replay({given}):\n" + "".join(f"    {line}\n" for line in body)
+        names = self.names
+        exec(compile(text, "<scanforge replay>", "exec"), names)
+        replay: Callable[..., Any] = names["replay"]
+        replay.__doc__ = text
+        return replay
+
+    def _head(self, given: str) -> list[str]:
+        """Launches go to the tensors' device and to its current stream."""
+        devices = {x.device for x in self.tape.tensors if x.is_cuda}
+        compiled = any(isinstance(s, Launch) and s.compiled is not None for s in self.steps)
+        if not compiled:
+            return []
+        if not devices:
+            return ["stream = 0"]
+        (index,) = {d.index for d in devices}
+        self.names |= {
+            "current_device": torch._C._cuda_getDevice,
+            "stream_of": torch._C._cuda_getCurrentRawStream,
+            "on_device": _on_device,
+        }
+        return [
+            f"if current_device() != {index}:",
+            f"    return on_device({index}, replay, {given})",
+            f"stream = stream_of({index})",
+        ]
+
+    def _constants(self) -> dict[int, Tensor]:
+        """Numbers that nothing writes, and views of them: they are made once for all."""
+        written = {root for s in self.steps if isinstance(s, Op) for root in s.writes}
+        found: dict[int, Tensor] = {}
+        for step in self.steps:
+            if isinstance(step, Launch) or any(self.tape.roots[i] in written for i in step.made):
+                continue
+            like = self.tape.tensors[step.made[0]] if len(step.made) == 1 else None
+            if like is None:
+                continue
+            if step.name == "full" and step.args[0] == ():
+                inference = torch.is_inference_mode_enabled()
+                found[step.made[0]] = constant(step.args[1], like.dtype, like.device, inference)
+            elif step.run.is_view and isinstance(step.args[0], Ref) and step.args[0].index in found:
+                found[step.made[0]] = step.run(found[step.args[0].index], *step.args[1:], **step.keywords)
+        return found
+
+    def _whole(self) -> dict[int, int]:
+        """Tensors made here of which all is seen through one view alone: the view is made in their place."""
+        made = {s.made[0] for s in self.steps if isinstance(s, Op) and s.name in EMPTY | ZEROS}
+        seen: dict[int, list[Step | None]] = {i: [None] * (i in indices(self.tape.returned)) for i in made}
+        for step in self.steps:
+            for i in made.intersection(indices(step.args)):
+                addressed = isinstance(step, Launch) and step.compiled is not None
+                if not addressed and getattr(step, "name", "") != "as_strided":
+                    seen[i].append(step)
+        found, tensors = {}, self.tape.tensors
+        for i, (use, *more) in ((i, steps) for i, steps in seen.items() if steps):
+            if more or not isinstance(use, Op) or use.writes or len(use.made) != 1:
+                continue
+            view = tensors[use.made[0]]
+            is_view = self.tape.roots[use.made[0]] == i and view.dtype == tensors[i].dtype
+            if is_view and view.numel() == tensors[i].numel() and view.data_ptr() == tensors[i].data_ptr():
+                found[i] = use.made[0]
+        return found
+
+    def _bind(self, value: Any, name: str) -> str:
+        """A name for an object that has no text."""
+        if id(value) not in self.bound:
+            self.bound[id(value)] = f"{name}{len(self.bound)}"
+            self.names[self.bound[id(value)]] = value
+        return self.bound[id(value)]
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, Ref):
+            i = value.index
+            i = self.whole.get(i, i)
+            return self._bind(self.constants[i], "constant") if i in self.constants else f"t{i}"
+        if isinstance(value, tuple):
+            return f"({''.join(f'{self._text(x)}, ' for x in value)})"
+        if (
+            value is None
+            or isinstance(value, bool | int | str)
+            or (type(value) is float and math.isfinite(value))
+        ):
+            return repr(value)
+        return self._bind(value, type(value).__name__)
+
+    def _op(self, step: Op) -> str:
+        name, made = step.name, ", ".join(f"t{i}" for i in step.made)
+        if name in EMPTY | ZEROS:
+            return self._allocation(step)
+        if not step.writes and self.whole.get(self.tape.roots[step.made[0]]) == step.made[0]:
+            return ""
+        args = [self._text(x) for x in step.args]
+        keywords = [f"{n}={self._text(x)}" for n, x in step.keywords.items()]
+        if name in _METHODS and isinstance(step.args[0], Ref):
+            call = f"{args[0]}.{name}({', '.join(args[1:] + keywords)})"
+        elif step.run in _CASTS and [*step.keywords, *args[1:]] in (["dtype"], args[1:2]):
+            call = f"{args[0]}.to({(*args[1:], *keywords)[0]})"
+        else:
+            call = f"{self._bind(step.run, name)}({', '.join(args + keywords)})"
+        return f"{made} = {call}"
+
+    def _allocation(self, step: Op) -> str:
+        made = self.whole.get(step.made[0], step.made[0])
+        like = self.tape.tensors[made]
+        of = f"dtype={self._text(like.dtype)}, device={self._text(like.device)}"
+        size, stride = tuple(map(int, like.shape)), tuple(map(int, like.stride()))
+        text = f"t{made} = empty_strided({size}, {stride}, {of})"
+        return text if step.name in EMPTY else f"{text}.zero_()"
+
+    def _launch(self, step: Launch) -> str:
+        if step.compiled is None:  # Triton's interpreter takes tensors
+            args = [*map(self._text, step.args), f"**{self._bind(step.constants, 'constants')}"]
+            return f"{self._bind(step.function, 'kernel')}[{self._text(step.grid)}]({', '.join(args)})"
+        names = step.function.arg_names
+        given = dict(zip(names, step.args, strict=False)) | step.constants
+        args = [self._pointer(x) if isinstance(x, Ref) else self._text(x) for x in (given[n] for n in names)]
+        compiled, grid = step.compiled, (*step.grid, 1, 1)[:3]
+        head = [
+            *map(str, grid), "stream", self._bind(compiled.function, "function"),
+            self._bind(compiled.packed_metadata, "packed"), "None", "None", "None",
+        ]  # fmt: skip
+        return f"{self._bind(compiled.run, 'run')}({', '.join(head + args)})"
+
+    def _pointer(self, ref: Ref) -> str:
+        """The address, as a number of bytes behind that of the tensor whose memory it lies in."""
+        tape, root = self.tape, self.tape.roots[ref.index]
+        offset = tape.tensors[ref.index].data_ptr() - tape.tensors[root].data_ptr()
+        return f"{self._text(Ref(root))}.data_ptr()" + (f" + {offset}" if offset else "")
+
+
+def _on_device(index: int, replay: Callable[..., Any], *tensors: Tensor) -> Any:
+    with torch.cuda.device(index):
+        return replay(*tensors)
+
+
+def profiled() -> bool:
+    """Whether a profiler of Triton's wants to be told of every launch, which a replay does not do."""
+    knobs = sys.modules.get("triton.knobs")
+    hooks = knobs and knobs.runtime.launch_enter_hook
+    return bool(hooks and hooks.calls)

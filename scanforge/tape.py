@@ -1,0 +1,233 @@
+"""Watch a computation, and note what it does to tensors: operations, and launches of kernels.
+
+A recorder sees every tensor operation below autograd, and every launch that goes through `launch`. What it
+notes is a tape: the steps that matter for what comes out, of which `replay_text` writes a function that does
+the same again to other tensors of the same shapes, strides and dtypes. What depended on the numbers in a
+tensor cannot be done again blindly, and is noted as trouble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor of a tape."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A tensor operation, tensors among its arguments as Refs, and the tensors that it makes."""
+
+    run: Any  # an OpOverload
+    name: str  # `sum` of aten::sum.dim_IntList
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+    made: tuple[int, ...]
+    writes: frozenset[int]  # the roots of the tensors that it writes into
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of a kernel; `compiled` is what Triton made of it, None in Triton's interpreter."""
+
+    function: Any
+    compiled: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+Step = Op | Launch
+
+# What these make has a shape and a dtype, and nothing else of what they are given.
+EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+ZEROS = frozenset({"new_zeros", "zeros", "zeros_like"})
+
+
+@dataclass(slots=True)
+class Tape:
+    """Steps from the given tensors, which are the first, to what is returned (nested tuples of Refs)."""
+
+    given: int
+    tensors: list[Tensor] = field(default_factory=list)
+    roots: list[int] = field(default_factory=list)  # of each tensor the one whose memory it lies in
+    steps: list[Step] = field(default_factory=list)
+    returned: Any = None
+
+    def lacks(self) -> bool:
+        """Whether what is returned was made here, and nothing noted has written it."""
+        made = {i for s in self.steps if isinstance(s, Op) and s.name in EMPTY for i in s.made}
+        for step in self.steps:
+            if isinstance(step, Launch):
+                made -= {self.roots[i] for i in indices(step.args)}
+            else:
+                made -= step.writes
+        return bool(made & {self.roots[i] for i in indices(self.returned)})
+
+    def live(self) -> list[Step]:
+        """The steps that something returned, or something written, depends on."""
+        wanted = set(indices(self.returned))
+        kept: list[Step] = []
+        for step in reversed(self.steps):
+            if isinstance(step, Launch):
+                found = indices(step.args)
+                wanted |= {self.roots[i] for i in found} if step.compiled is not None else set(found)
+            elif step.writes or wanted & {*step.made}:
+                wanted |= {*indices(step.args), *indices(tuple(step.keywords.values()))}
+            else:
+                continue
+            kept.append(step)
+        return kept[::-1]
+
+
+def indices(value: Any) -> Iterator[int]:
+    """The Refs in nested tuples."""
+    if isinstance(value, Ref):
+        yield value.index
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from indices(item)
+
+
+class Recorder(TorchDispatchMode):
+    """Notes what runs while it is entered. With `gradient` a tape ends where autograd stands between two."""
+
+    def __init__(self, given: Sequence[Tensor], *, gradient: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.gradient, self.trouble, self.notes = gradient, "", []  # type: ignore[var-annotated]
+        self.tapes: list[Tape] = []
+        self._begin(given)
+
+    def _begin(self, given: Sequence[Tensor]) -> None:
+        self.tapes.append(Tape(len(given)))
+        self.known: dict[int, int] = {}
+        for x in given:
+            self._add(x, None)
+
+    def _add(self, x: Tensor, root: int | None) -> int:
+        tape = self.tapes[-1]
+        index = len(tape.tensors)
+        self.known.setdefault(id(x), index)
+        tape.tensors.append(x)
+        tape.roots.append(index if root is None else root)
+        return index
+
+    def ends(self, returned: Any) -> None:
+        """What the present tape returns: tensors in nested tuples."""
+        self.tapes[-1].returned = self._noted(returned)
+
+    def cut(self, tensors: Sequence[Tensor], count: int | None = None) -> None:
+        """Autograd stands here, if it does: these tensors end a tape, the first of them begin the next."""
+        if self.gradient:
+            self.ends(tuple(tensors))
+            self._begin(tensors[:count])
+
+    def __torch_dispatch__(
+        self, run: Any, types: Any, args: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        found = run(*args, **(keywords or {}))
+        self._note(run, args, keywords or {}, found)
+        return found
+
+    def _note(self, run: Any, args: tuple[Any, ...], keywords: dict[str, Any], found: Any) -> None:
+        made = list(found) if isinstance(found, tuple | list) else [found]
+        read = [*_tensors((args, tuple(keywords.values())))]
+        if not read and not any(isinstance(x, Tensor) for x in made):  # of dtypes, say
+            return
+        if not all(isinstance(x, Tensor) for x in made) or torch.Tag.nondeterministic_seeded in run.tags:
+            self.trouble = f"{run} gives what depends on numbers"
+            return
+        if any(x.device != y.device for x in made for y in read):
+            self.trouble = f"{run} moves between devices"
+            return
+        given, named = self._noted(args), {n: self._noted(x) for n, x in keywords.items()}
+        tape, memory = self.tapes[-1], {x.untyped_storage()._cdata: x for x in reversed(read)}
+        fresh = [x for x in made if id(x) not in self.known]
+        for x in fresh:
+            source = memory.get(x.untyped_storage()._cdata)
+            self._add(x, None if source is None else tape.roots[self.known[id(source)]])
+        written = [
+            value
+            for value, declared in zip(args, run._schema.arguments, strict=False)
+            if declared.alias_info is not None and declared.alias_info.is_write
+        ]
+        roots = frozenset(tape.roots[i] for i in indices(self._noted(tuple(written))))
+        if not roots and not fresh:
+            return  # it gave what it was given
+        name = run._schema.name.partition("::")[2]
+        if name in EMPTY | ZEROS:
+            given, named = (), {}
+        tape.steps.append(Op(run, name, given, named, tuple(self.known[id(x)] for x in made), roots))
+
+    def launched(self, launch: Launch) -> None:
+        """Note a launch that has happened."""
+        args, constants = self._noted(launch.args), launch.constants
+        self.tapes[-1].steps.append(Launch(launch.function, launch.compiled, launch.grid, args, constants))
+
+    def _noted(self, value: Any) -> Any:
+        """The value with Refs for tensors, and tuples for lists."""
+        if isinstance(value, Tensor):
+            if id(value) not in self.known:
+                self.trouble = "a tensor comes from elsewhere"
+                return None
+            return Ref(self.known[id(value)])
+        return tuple(map(self._noted, value)) if isinstance(value, tuple | list) else value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+
+
+_NOW: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+def recording() -> Recorder | None:
+    """The recorder that watches, if one does."""
+    return _NOW.get()
+
+
+@contextmanager
+def watched(recorder: Recorder) -> Iterator[None]:
+    """Let the recorder see what runs inside, below autograd: no gradient flows through it.
+
+    There the tensors that an operation gives are the objects that its caller gets.
+    """
+    views = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    token = _NOW.set(recorder)
+    try:
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C._ExcludeDispatchKeyGuard(views),
+            recorder,
+        ):
+            yield
+    finally:
+        _NOW.reset(token)
+
+
+def launch(function: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any]) -> None:
+    """Launch a kernel of Triton's, on the current device and stream."""
+    recorder = _NOW.get()
+    if recorder is None:
+        function[grid](*args, **constants)
+        return
+    with _disable_current_modes():  # what a launcher does to tensors is its own business
+        compiled = function[grid](*args, **constants)
+    recorder.launched(Launch(function, compiled, grid, tuple(args), constants))

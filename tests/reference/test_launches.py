@@ -1,0 +1,119 @@
+"""What reaches Triton, without a GPU: a replay launches the same, and a new length compiles nothing new."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+import torch
+from torch import Tensor
+
+import scanforge as sf
+from scanforge import replay
+from tests.launches import Launches
+from tests.recurrences import BY_NAME, draw
+from tests.subprocesses import ROOT
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    found = Launches()
+    found.install(monkeypatch)
+    return found
+
+
+def given(name: str, *, grad: bool = True, **sizes: int) -> dict[str, Tensor]:
+    tensors, _ = draw(BY_NAME[name], dtype=BF16, **sizes)
+    return {n: x.requires_grad_(grad and x.is_floating_point()) for n, x in tensors.items()}
+
+
+def call(name: str, tensors: dict[str, Tensor], **options) -> None:
+    y = sf.scan(BY_NAME[name].recurrence, **tensors, backend="triton", **options)
+    if y.requires_grad:
+        torch.autograd.grad(y, list(tensors.values()), torch.ones_like(y))
+
+
+CASES = [
+    ("RGLRU", {}), ("RGLRU", {"reverse": True}), ("RGLRU", {"lowering": "split"}), ("Mamba", {}),
+    ("Mamba", {"memory": "low"}), ("HGRN2", {"reverse": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("grad", [True, False], ids=["gradients", "values"])
+def test_a_replay_launches_the_same(launches, name, options, grad):
+    """The same kernels in the same order, with the same numbers and the addresses of the given tensors."""
+    tensors = given(name, grad=grad, b=2, t=200, d=48, n=4)
+    call(name, tensors, **options)
+    first = launches.taken()
+    for _ in range(2):
+        call(name, tensors, **options)
+    launches.taken()
+    call(name, tensors, **options)
+    replayed = launches.taken()
+    assert all(x.again for x in replayed)
+    assert [x.kernel for x in replayed] == [x.kernel for x in first]
+    own = {x.data_ptr() + 2 * k for x in tensors.values() for k in range(x.numel())}
+    for mine, theirs in zip(replayed, first, strict=True):
+        assert mine.grid == (*theirs.grid, 1, 1)[:3]
+        assert mine.numbers() == theirs.numbers()
+        for n, address in theirs.addresses().items():
+            assert mine.args[n] == address or not {mine.args[n], address} & own, n
+
+
+@pytest.mark.parametrize("name", ["Decay", "RGLRU", "Mamba"])
+def test_req46_a_length_of_the_same_bucket_compiles_nothing(launches, name):
+    """Mamba's kernels know lengths of whole tiles from others, and the segments that states are kept for."""
+    seen = []
+    for steps in (*range(1040, 2048, 60), *range(1045, 2048, 60)):
+        call(name, given(name, b=2, t=steps, d=64, n=16), lowering="ordered_tile")
+        seen.append({x.compiled_for for x in launches.taken()})
+    several = set().union(*seen)
+    assert len(several) == len(seen[0]) if name != "Mamba" else len(several) <= 3 * len(seen[0])
+
+
+def test_req45_the_first_call_launches_each_kernel_once(launches):
+    """Nothing is tuned on live tensors, nor run twice; recording runs a call with gradients once more."""
+    tensors = given("RGLRU", b=2, t=40, d=48)
+    counts = []
+    for _ in range(4):
+        call("RGLRU", tensors)
+        counts.append(len(launches.taken()))
+    assert counts == [2, 3, 2, 2]
+
+
+def test_a_step_in_place_is_recorded_as_it_runs(launches):
+    entry = BY_NAME["Mamba"]
+    tensors = given("Mamba", grad=False, b=2, t=1, d=48, n=4)
+    now = {n: x[:, 0] if "t" in entry.inputs[n].axes.split() else x for n, x in tensors.items()}
+    h = torch.zeros(2, 48, 4)
+    for again in (False, False, True):
+        _, after = sf.step(entry.recurrence, h, inplace=True, backend="triton", **now)
+        (one,) = launches.taken()
+        assert (after is h, one.again) == (True, again)
+        assert one.args["ptr_start_h"] == one.args["ptr_end_h"] == h.data_ptr()
+
+
+def test_forget_is_a_first_call(launches):
+    tensors = given("Decay", grad=False, b=2, t=40, d=48)
+    for _ in range(3):
+        call("Decay", tensors)
+    replay.forget()
+    launches.taken()
+    call("Decay", tensors)
+    assert [x.again for x in launches.taken()] == [False]
+
+
+def test_nothing_is_launched_past_the_recorder():
+    """A launch that is not noted would be missing from a replay."""
+    found = {
+        path.name
+        for path in (ROOT / "scanforge").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Subscript)
+        and any(k.arg in {None, "num_warps"} for k in node.keywords)
+    }
+    assert found == {"tape.py"}
