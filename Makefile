@@ -62,7 +62,8 @@ bench: $(ENV)
 	@if $(PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 		$(PYTHON) benchmarks/scan.py && $(PYTHON) benchmarks/figures.py; \
 	else \
-		$(PYTHON) -m pytest benchmarks/test_reference.py --benchmark-only --benchmark-group-by=func,param:steps; \
+		$(PYTHON) -m pytest benchmarks/test_reference.py --benchmark-only --benchmark-group-by=func,param:steps && \
+		$(PYTHON) -m pytest benchmarks/test_launch.py --benchmark-only --benchmark-group-by=func; \
 	fi
 
 # setuptools comes first, so that the editable build runs with the pinned one and not with a fresh download.

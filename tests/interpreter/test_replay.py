@@ -61,6 +61,16 @@ def test_options(monkeypatch, option):
     )
 
 
+def test_matrix_products(monkeypatch):
+    """Operands, repairs and walks are several kernels, with rooms between them."""
+    entry = BY_NAME["Retention"]
+    assert_replays(
+        monkeypatch,
+        lambda given: sf.scan(entry.recurrence, **given, backend="triton", lowering="chunked"),
+        lambda seed: given_of(entry, seed, b=1, h=1, t=20),
+    )
+
+
 def test_values_alone(monkeypatch):
     entry = BY_NAME["Mamba"]
     assert_replays(
