@@ -19,6 +19,8 @@ import torch
 from scanforge import operators
 from scanforge.api import scan
 from scanforge.boundaries import bounded
+from scanforge.chunked_form import matrix_form
+from scanforge.chunked_run import why_not
 from scanforge.declare import Operator
 from scanforge.example import Example, example, fields_of
 from scanforge.prepared import prepare
@@ -54,7 +56,12 @@ class Form:
 
 FORMS = {
     "reference": (Form("loop", F64, MANY), Form("parallel", F64, MANY, True), Form(None, BF16, SMALL)),
-    "triton": (Form("ordered_tile", F32, MANY), Form("split", F32, MANY, True), Form(None, BF16, SMALL)),
+    "triton": (
+        Form("ordered_tile", F32, MANY),
+        Form("split", F32, MANY, True),
+        Form(None, BF16, SMALL),
+        Form("chunked", F32, MANY),
+    ),
     "interpreter": (Form("ordered_tile", F32, SMALL), Form("split", F32, SMALL, True)),
 }
 
@@ -98,11 +105,19 @@ def run(declared: Sequence[Declared], backend: str, device: torch.device) -> tup
     from rich.progress import track
 
     kind = "interpreter" if backend == "triton" and device.type == "cpu" else backend
-    pairs = [(one, form) for one in declared for form in FORMS[kind]]
+    pairs = [(one, form) for one in declared for form in FORMS[kind] if applies(one, form)]
     bar = track(pairs, "checking", console=Console(stderr=True), transient=True)
     rows = tuple(_checked(one, form, backend, device) for one, form in bar)
     show(rows, f"{backend} on {device}{' in its interpreter' if kind == 'interpreter' else ''}")
     return rows
+
+
+def applies(declared: Declared, form: Form) -> bool:
+    """Whether a recurrence has this form: products over chunks are of some only."""
+    if form.lowering != "chunked":
+        return True
+    found = matrix_form(example(declared, None, {}, form.sizes).traced.text)
+    return not isinstance(found, str) and not why_not(found, packed=False)
 
 
 def _checked(one: Declared, form: Form, backend: str, device: torch.device) -> Row:
@@ -124,7 +139,7 @@ def show(rows: Sequence[Row], what: str) -> None:
         table.add_column(heading, overflow="fold")
     for name in dict.fromkeys(r.name for r in rows):
         cells = {str(r.form): r for r in rows if r.name == name}
-        table.add_row(name, *(cells[form].text() for form in forms))
+        table.add_row(name, *(cells[form].text() if form in cells else "" for form in forms))
     console = Console()
     console.print(table)
     for r in wrong:

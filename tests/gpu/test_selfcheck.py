@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import scanforge as sf
+from models.hgrn2 import FreeKeys, TiedKeys
 from models.rglru.recurrence import RGLRUScan
 from models.ssm import Euler
 from scanforge import selfcheck
@@ -16,10 +17,13 @@ OPERATORS = [getattr(sf.operators, n) for n in sf.operators.__all__]
 FORMS = selfcheck.FORMS["triton"]
 
 
-@pytest.mark.parametrize("declared", [*OPERATORS, RGLRUScan, Euler], ids=lambda d: d.__name__)
+@pytest.mark.parametrize(
+    "declared", [*OPERATORS, RGLRUScan, Euler, TiedKeys, FreeKeys], ids=lambda d: d.__name__
+)
 def test_req25_right_kernels_pass(declared):
     rows = selfcheck.run([declared], "triton", torch.device("cuda"))
-    assert [row.form for row in rows] == list(FORMS)
+    assert [row.form for row in rows] == [form for form in FORMS if selfcheck.applies(declared, form)]
+    assert len(rows) == (4 if declared in {TiedKeys, FreeKeys} else 3)
     assert all(row.ok for row in rows), rows
 
 

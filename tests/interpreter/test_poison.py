@@ -10,10 +10,14 @@ from tests import poison
 from tests.catalogue import CASES, Case
 from tests.kernels import every_lowering
 from tests.kernels import outcome as outcome_of_case
+from tests.recurrence_declarations import HGRN2
 from tests.recurrence_kernels import outcome as outcome_of_entry
-from tests.recurrences import BY_NAME
+from tests.recurrences import BY_NAME, draw
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [
+    pytest.mark.interpreter,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
+]
 SOME = [*CASES, *(BY_NAME[n] for n in ("RGLRU", "SelectiveSSM", "GatedMinMax"))]
 NAN = float("nan")
 
@@ -56,3 +60,19 @@ def test_padding_may_hold_anything(lowering):
     slopes = [torch.autograd.grad((y**2).sum(), x) for y, x in ((found, holes), (clean, (a, b)))]
     for x, y in zip(*slopes, strict=True):
         assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["q", "f", "v"])
+def test_in_products_over_chunks_a_nan_stays_in_its_head_and_sequence(name):
+    tensors, _ = draw(BY_NAME["HGRN2"], torch.float64, t=20)
+    holes = tensors | {name: tensors[name].clone()}
+    holes[name][0, 11, 0, 1] = NAN
+    found = []
+    for given in (tensors, holes):
+        leaves = {n: x.detach().requires_grad_() for n, x in given.items()}
+        y = sf.scan(HGRN2, **leaves, backend="triton", lowering="chunked")
+        found.append((y, *torch.autograd.grad((y**2).sum(), [leaves[n] for n in ("q", "f", "v")])))
+    for x, y in zip(*found, strict=True):
+        assert y[0, :, 0].isnan().any()
+        assert torch.equal(x[1], y[1])
+        assert torch.equal(x[0, :, 1], y[0, :, 1])

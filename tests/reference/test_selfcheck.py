@@ -58,6 +58,14 @@ def test_everything_that_ships_is_checked():
     assert len(found) == len({d.__name__ for d in found})  # so that a row names one
 
 
+def test_products_over_chunks_are_checked_where_they_apply():
+    chunked = selfcheck.FORMS["triton"][-1]
+    assert [d.__name__ for d in selfcheck.shipped() if selfcheck.applies(d, chunked)] == [
+        "FreeKeys",
+        "TiedKeys",
+    ]
+
+
 def test_what_ships_is_right(capsys):
     rows = selfcheck.run(selfcheck.shipped(), "reference", CPU)
     assert len(rows) == 3 * len(selfcheck.shipped())
