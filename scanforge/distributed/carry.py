@@ -8,6 +8,7 @@ is a recurrence too, so its carry, the cotangent of a shard's final state, comes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -69,12 +70,16 @@ def entering(
         if ranks.first:
             return Entering(call.initial, chunks, partial(_settle, wire, gathering))
         messages = gathering.wait()
-        states = _folded(wide, run, wire, messages, ranks)
-        return Entering(states, chunks, partial(wire.check, messages, ranks))
+        settle = wire.checking(messages, ranks)
+        return Entering(_folded(wide, run, wire, messages, ranks), chunks, settle)
 
 
 def _settle(wire: Wire, gathering: Gathering) -> None:
-    wire.check(gathering.wait(), gathering.ranks)
+    """Wait for an exchange, on a GPU beside what its stream has to do."""
+    device = gathering.parts[0].device
+    beside = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+    with beside:
+        wire.checking(gathering.wait(), gathering.ranks)()
 
 
 def _composed(wide: Prepared, run: Run, ranks: Ranks, count: int) -> Prepared:

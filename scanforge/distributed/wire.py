@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -47,9 +47,26 @@ class Wire:
             message[at : at + flat.numel()] = flat
         return message
 
-    def check(self, messages: Sequence[Tensor], ranks: Ranks) -> None:
-        """Raise where another rank runs something else."""
-        codes = torch.stack([m[:_WORD].view(torch.int64) for m in messages]).flatten().tolist()
+    def checking(self, messages: Sequence[Tensor], ranks: Ranks) -> Callable[[], None]:
+        """Begin to look whether all ranks run the same; what is returned raises where one does not.
+
+        That waits for what has been launched so far, not for what is launched before it is called.
+        """
+        codes = torch.stack([m[:_WORD].view(torch.int64) for m in messages]).flatten()
+        if not codes.is_cuda:
+            return lambda: self._compare(codes.tolist(), ranks)
+        here = torch.empty(codes.shape, dtype=codes.dtype, pin_memory=True)
+        here.copy_(codes, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def check() -> None:
+            copied.synchronize()
+            self._compare(here.tolist(), ranks)
+
+        return check
+
+    def _compare(self, codes: Sequence[int], ranks: Ranks) -> None:
         odd = [k for k, code in enumerate(codes) if code != self.digest]
         if odd:
             other = ranks.count - 1 - odd[0] if ranks.reverse else odd[0]
