@@ -168,7 +168,7 @@ def check_overlap(rank: int, count: int) -> None:
     noted(Ranks, "gather", "send")
     noted(Gathering, "wait", "wait")
     noted(Shard, "run", "run")
-    noted(op, "_gradients", "back")
+    noted(op, "gradients", "back")
     x = torch.ones(1, 6, 2, requires_grad=True)
     y = distributed.scan(sf.Affine, a=x, b=x)
     compose, leave, fold, carry, scan = ["run"] * 5
