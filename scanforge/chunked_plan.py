@@ -33,8 +33,16 @@ class ChunkPlan:
         """How many chunks a length is."""
         return -(-length // self.steps)
 
+    def groups(self, lanes: int, values: int, chunks: int) -> int:
+        """How many groups of chunks walk at one time: several where programs of all lanes leave most idle."""
+        programs = lanes * -(-values // self.values)
+        return max(1, min(PROCESSORS // programs, chunks // LEAST)) if FEW * programs <= PROCESSORS else 1
+
 
 SMALLEST = 16  # a side of a matrix product
+PROCESSORS = 132  # of an H200
+FEW = 4  # groups cost as much as two further walks
+LEAST = 8  # chunks of a group
 STATE = 16_384  # entries of the state that one program carries
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from scanforge.chunked_form import MatrixForm, matrix_form
 from scanforge.chunked_plan import ChunkPlan, chunk_plan
 from scanforge.emit import chunk_gates
 from scanforge.emit.chunk_frame import ChunkForm, Tile
-from scanforge.emit.chunk_walk import WalkForm, buffers, tiles, walk_kernel
+from scanforge.emit.chunk_walk import BEGIN, END, WalkForm, buffers, prefix_kernel, tiles, walk_kernel
 from scanforge.ir.scan import TIME
 from scanforge.views import View
 from scanforge.work import on_device
@@ -128,6 +128,7 @@ def gates_source(text: str, chunk: ChunkForm, *, exact: bool) -> str:
 
 
 walk_source = lru_cache(maxsize=256)(walk_kernel)
+prefix_source = lru_cache(maxsize=64)(prefix_kernel)
 
 
 def gate_views(call: Setting, inputs: Mapping[str, View]) -> list[Found]:
@@ -171,6 +172,7 @@ class States:
     lanes: tuple[int, ...]
     key: int
     value: int
+    group: int = 0
 
     @classmethod
     def of(cls, call: Setting, view: View) -> States:
@@ -188,22 +190,56 @@ def walk(
     down: bool = False, kept: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Walk over all chunks; the states before each are `kept`, `[lanes, chunks + 1, V, KP]`."""
+    plan, values = call.plan, call.sizes[call.form.value_axis]
+    groups = plan.groups(call.count, values, call.chunks)
+    alone = WalkForm(plan.padded // plan.keys, plan.keys, down, shown is not None, kept is not None)
+    if groups == 1:
+        return _walk(call, made, alone, {"given": given, "shown": shown}, begin, end, [kept])
+    last = call.empty(*call.lanes, groups, values, plan.padded, dtype=call.computed)
+    first, totals = torch.empty_like(last), call.empty(call.count, groups, plan.padded, dtype=call.computed)
+    of_groups = [
+        States(x, x.stride()[: len(call.lanes)], 1, plan.padded, values * plan.padded) for x in (last, first)
+    ]
+    zero = States(call.like.new_zeros(1, dtype=call.computed), (0,) * len(call.lanes), 0, 0)
+    local = replace(alone, shown=False, stored=False, totals=True)
+    _walk(call, made, local, {"given": given}, zero, of_groups[0], [totals], groups)
+    found: list[Found] = [(BEGIN, begin, ""), (END, end, "")]
+    constants = {
+        "V": values, "VB": plan.values, "K": call.sizes[call.form.key_axis], "KP": plan.padded,
+        "KB": plan.keys, "GROUPS": groups, **_near(begin, "begin_state"), **_near(end, "end_state"),
+    }  # fmt: skip
+    grid = call.count * -(-values // plan.values) * (plan.padded // plan.keys)
+    run(call, prefix_source(call.chunk), found, [last, totals, first], constants, grid, plan.walk_warps)
+    whole = replace(alone, ended=False)
+    _walk(call, made, whole, {"given": given, "shown": shown}, of_groups[1], None, [kept], groups)
+
+
+def _near(states: States, name: str) -> dict[str, int]:
+    return {f"sk_{name}": states.key, f"sv_{name}": states.value}
+
+
+def _walk(
+    call: Setting, made: Operands, which: WalkForm, views: Mapping[str, View | None], begin: States,
+    end: States | None, left: Sequence[Tensor | None], groups: int = 1,
+) -> None:  # fmt: skip
+    """Launch a walk; `left` is where it leaves states or products of decays."""
     plan, form = call.plan, call.form
-    which = WalkForm(plan.padded // plan.keys, plan.keys, down, shown is not None, kept is not None)
-    views = {"given": given, "shown": shown}
+    states = {BEGIN.name: begin} | ({} if end is None else {END.name: end})
     found: list[Found] = []
     for t in tiles(which):
-        view = views.get(t.name) or (begin if t.name == "begin_state" else end)
+        view = states.get(t.name) or views[t.name]
+        assert view is not None
         found.append((t, view, form.value_axis))
-    room = {"queries": made.queries, "keys": made.keys, "scores": made.scores, "scales": made.scales}
-    rooms = [kept if b == "states" else room[b] for b in buffers(which)]
+    rooms = [getattr(made, b) for b in buffers(which) if b not in {"states", "totals"}]
     values = call.sizes[form.value_axis]
     constants = {
         "V": values, "VB": plan.values, "C": plan.steps, "KP": plan.padded, "K": call.sizes[form.key_axis],
-        "NS": plan.stages, "sk_begin_state": begin.key, "sv_begin_state": begin.value,
-        "sk_end_state": end.key, "sv_end_state": end.value,
+        "NS": plan.stages, "GROUPS": groups,
     }  # fmt: skip
-    grid = call.count * -(-values // plan.values)
+    for name, x in states.items():
+        constants |= {f"sg_{name}": x.group} | _near(x, name)
+    grid = call.count * groups * -(-values // plan.values)
+    rooms += [x for x in left if x is not None]
     run(call, walk_source(call.chunk, which), found, rooms, constants, grid, plan.walk_warps)
 
 

@@ -10,6 +10,10 @@ read along values:
 
 A factor at the end of a chunk waits for the one at the beginning of the next. The state before each chunk, in
 the order of the walk, and after the last one, can be stored.
+
+Where lanes are few, groups of chunks walk at one time. First each walks from a state of 0, and leaves its
+last state and the product of its decays; a scan over groups (`prefix_kernel`) has from these the state that
+each begins with.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from scanforge.emit import chunk_frame as frame
 from scanforge.emit.chunk_frame import ChunkForm, Tile
 from scanforge.emit.chunk_gates import SCALES
 
-CONSTANTS = ("V", "VB", "C", "KP", "K", "NS")
+CONSTANTS = ("V", "VB", "C", "KP", "K", "NS", "GROUPS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +36,23 @@ class WalkForm:
     down: bool = False  # from the last chunk to the first
     shown: bool = True  # it makes an output
     stored: bool = False  # states are stored
+    totals: bool = False  # and the products of decays
+    ended: bool = True  # and the last state
+
+
+BEGIN, END = Tile("begin_state", "float", False, False), Tile("end_state", "float", False, False)
 
 
 def tiles(walk: WalkForm) -> tuple[Tile, ...]:
     """What is read along values, the output, and the states before and after all."""
     shown = (Tile("shown", "float", True, True),) if walk.shown else ()
-    return (
-        Tile("given", "float", True, True), *shown,
-        Tile("begin_state", "float", False, False), Tile("end_state", "float", False, False),
-    )  # fmt: skip
+    return (Tile("given", "float", True, True), *shown, BEGIN, *((END,) if walk.ended else ()))
 
 
 def buffers(walk: WalkForm) -> tuple[str, ...]:
     """What chunks bring, and room for states."""
-    scores = ("scores",) if walk.shown else ()
-    return ("queries", "keys", *scores, "scales", *(("states",) if walk.stored else ()))
+    named = {"scores": walk.shown, "scales": True, "states": walk.stored, "totals": walk.totals}
+    return ("queries", "keys", *(n for n, there in named.items() if there))
 
 
 def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
@@ -54,9 +60,11 @@ def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
     order = (2, 3, 0) if walk.down else (0, 1, 2)  # of the scales: at the read, within, at the end
     read, write = ("keys", "queries") if walk.down else ("queries", "keys")
     head = frame.arguments(chunk, tiles(walk), buffers(walk), CONSTANTS)
-    head.insert(-1, "    sk_begin_state, sv_begin_state, sk_end_state, sv_end_state,")
+    head.insert(-1, f"    {', '.join(strides(walk))},")
     body = [
-        *frame.place(chunk, "tl.program_id(0) // tl.cdiv(V, VB)"),
+        *frame.place(chunk, "tl.program_id(0) // (tl.cdiv(V, VB) * GROUPS)"),
+        "group = tl.program_id(0) // tl.cdiv(V, VB) % GROUPS",
+        "each = tl.cdiv(CHUNKS, GROUPS)",
         *(frame.base(chunk, t) for t in tiles(walk)),
         f"KB: tl.constexpr = {walk.width}",
         "i = tl.arange(0, C)[:, None]",
@@ -70,21 +78,34 @@ def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
             f"kept{b} = (down < V) & (column{b}[None, :] < K)",
             f"S{b} = tl.load({_at('begin', b)}, mask=kept{b}, other=0.0).to(FLOAT)",
             f"late{b} = tl.full([KB], 1.0, FLOAT)",
+            *([f"total{b} = tl.full([KB], 1.0, FLOAT)"] * walk.totals),
         ]
-    body += ["for index in tl.range(0, CHUNKS, num_stages=NS):"]
+    body += ["for index in tl.range(group * each, min((group + 1) * each, CHUNKS), num_stages=NS):"]
     body += frame.indent(_chunk(walk, order, read, write))
     last = [f"S{b} *= late{b}[None, :]" for b in range(walk.blocks)]
     body += last
-    body += _store_states(walk, "CHUNKS") if walk.stored else []
-    body += [f"tl.store({_at('end', b)}, S{b}, mask=kept{b})" for b in range(walk.blocks)]
+    if walk.stored:
+        body += ["last = (group * each < CHUNKS) & ((group + 1) * each >= CHUNKS)"]
+        body += _store_states(walk, "0" if walk.down else "CHUNKS", "(down < V) & last")
+    if walk.ended:
+        body += [f"tl.store({_at('end', b)}, S{b}, mask=kept{b})" for b in range(walk.blocks)]
+    if walk.totals:
+        at = "ptr_totals + (lane * GROUPS + group) * KP + column"
+        body += [f"tl.store({at}{b}, total{b})" for b in range(walk.blocks)]
     what = f"the walk {'down' if walk.down else 'up'} over chunks"
     text = [frame.head("chunked", what, chunk), "\n".join([*head, *frame.indent(body)])]
     return "\n\n".join(x.strip("\n") + "\n" for x in text)
 
 
-def _at(which: str, b: int) -> str:
+def strides(walk: WalkForm) -> list[str]:
+    """Of the states' tensors: along groups, keys and values."""
+    return [f"s{a}_{t.name}" for t in tiles(walk) if t in {BEGIN, END} for a in "gkv"]
+
+
+def _at(which: str, b: int | str) -> str:
     name = f"{which}_state"
-    return f"at_{name} + down.to(tl.int64) * sv_{name} + column{b}[None, :].to(tl.int64) * sk_{name}"
+    at = f"at_{name} + group * sg_{name}"
+    return f"{at} + down.to(tl.int64) * sv_{name} + column{b}[None, :].to(tl.int64) * sk_{name}"
 
 
 def _chunk(walk: WalkForm, order: tuple[int, int, int], read: str, write: str) -> list[str]:
@@ -115,6 +136,7 @@ def _chunk(walk: WalkForm, order: tuple[int, int, int], read: str, write: str) -
             f"S{b} = S{b} * ({scale[1]}{late})[None, :]",
             f"S{b} = plus_product(S{b}, values, write)",
             f"late{b} = {scale[2]}",
+            *([f"total{b} *= {scale[1]} * {scale[2]}"] * walk.totals),
         ]
     if walk.shown:
         scores = "tl.load(ptr_scores + place * (C * C) + i * C + j)"
@@ -128,11 +150,38 @@ def _chunk(walk: WalkForm, order: tuple[int, int, int], read: str, write: str) -
     return lines
 
 
-def _store_states(walk: WalkForm, chunk: str) -> list[str]:
+def _store_states(walk: WalkForm, chunk: str, where: str = "down < V") -> list[str]:
     """The state at a boundary between chunks, counted from the first one."""
-    if walk.down and chunk == "CHUNKS":
-        chunk = "0"
     at = f"((lane * (CHUNKS + 1) + {chunk}) * V + down) * KP"
     return [
-        f"tl.store(ptr_states + {at} + column{b}[None, :], S{b}, mask=down < V)" for b in range(walk.blocks)
+        f"tl.store(ptr_states + {at} + column{b}[None, :], S{b}, mask={where})" for b in range(walk.blocks)
     ]
+
+
+PREFIX = ("locals", "totals", "begins")
+
+
+def prefix_kernel(chunk: ChunkForm) -> str:
+    """S_{g+1} = total_g S_g + local_g over groups: the state before each, and after the last one."""
+    head = frame.arguments(chunk, (BEGIN, END), PREFIX, ("V", "VB", "K", "KP", "KB", "GROUPS"))
+    head.insert(-1, "    sk_begin_state, sv_begin_state, sk_end_state, sv_end_state,")
+    near = "down.to(tl.int64) * sv_{0} + column[None, :].to(tl.int64) * sk_{0}"
+    body = [
+        *frame.place(chunk, "tl.program_id(0) // (tl.cdiv(V, VB) * (KP // KB))"),
+        *(frame.base(chunk, t) for t in (BEGIN, END)),
+        "down = (tl.program_id(0) // (KP // KB) % tl.cdiv(V, VB) * VB + tl.arange(0, VB))[:, None]",
+        "column = tl.program_id(0) % (KP // KB) * KB + tl.arange(0, KB)",
+        "kept = (down < V) & (column[None, :] < K)",
+        f"S = tl.load(at_begin_state + {near.format('begin_state')}, mask=kept, other=0.0).to(FLOAT)",
+        "for group in tl.range(0, GROUPS):",
+        "    at = ((lane * GROUPS + group) * V + down) * KP + column[None, :]",
+        "    tl.store(ptr_begins + at, S, mask=down < V)",
+        "    total = tl.load(ptr_totals + (lane * GROUPS + group) * KP + column)",
+        "    S = S * total[None, :] + tl.load(ptr_locals + at, mask=kept, other=0.0)",
+        f"tl.store(at_end_state + {near.format('end_state')}, S, mask=kept)",
+    ]
+    text = [
+        frame.head("chunked", "the states that groups begin with", chunk),
+        "\n".join([*head, *frame.indent(body)]),
+    ]
+    return "\n\n".join(x.strip("\n") + "\n" for x in text)

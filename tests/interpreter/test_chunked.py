@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import scanforge as sf
+from scanforge import chunked_plan, chunked_work
 from tests.catalogue import chance, generator
 from tests.kernels import LAYOUTS, guarded
 from tests.matrix_recurrences import EVERY, KEYS, READS, Matrix
@@ -128,6 +129,24 @@ def test_drawn(matrix, sizes, reverse, padded, seed):
 @matrices(300)
 def test_many_more_drawn(matrix, sizes, reverse, padded, seed):
     any_two(matrix, sizes, reverse, padded, seed)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_groups_of_chunks_walk_at_one_time(monkeypatch, reverse):
+    """Three groups of seven chunks, the last one shorter, over two blocks of values."""
+    seen = []
+    walk = chunked_work.prefix_source
+
+    def noted(chunk):
+        seen.append(chunk)
+        return walk(chunk)
+
+    monkeypatch.setattr(chunked_work, "prefix_source", noted)
+    monkeypatch.setattr(chunked_plan, "LEAST", 2)
+    matrix = Matrix(read="before")
+    tensors = matrix.draw(F64, b=1, h=1, t=200, k=5, v=35)
+    check(matrix, tensors, torch.randn(1, 1, 5, 35, dtype=F64, generator=generator(1)), reverse=reverse)
+    assert len(seen) == 3  # a walk, and two of the backward pass
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
