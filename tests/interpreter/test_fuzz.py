@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(150, marks=pytest.mark.slow)])
 def test_random_calls(count):
     @settings(
         max_examples=count,

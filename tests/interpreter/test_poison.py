@@ -8,7 +8,7 @@ import torch
 import scanforge as sf
 from tests import poison
 from tests.catalogue import CASES, Case
-from tests.kernels import every_lowering
+from tests.kernels import LOWERINGS, every_lowering
 from tests.kernels import outcome as outcome_of_case
 from tests.recurrence_declarations import HGRN2
 from tests.recurrence_kernels import outcome as outcome_of_entry
@@ -22,8 +22,11 @@ SOME = [*CASES, *(BY_NAME[n] for n in ("RGLRU", "SelectiveSSM", "GatedMinMax"))]
 NAN = float("nan")
 
 
-@pytest.mark.parametrize("one", SOME, ids=lambda one: one.name)
-@every_lowering
+@pytest.mark.parametrize(
+    ("one", "lowering"),
+    [(one, LOWERINGS[k % 2]) for k, one in enumerate(SOME)],
+    ids=lambda x: getattr(x, "name", x),
+)
 def test_a_nan_goes_no_further_than_in_the_loop(one, lowering):
     def run(one, tensors, initial):
         if isinstance(one, Case):
@@ -34,7 +37,7 @@ def test_a_nan_goes_no_further_than_in_the_loop(one, lowering):
 
 
 @every_lowering
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("reverse", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_nan_passes_no_reset(lowering, reverse):
     poison.check_segments(backend="triton", lowering=lowering, reverse=reverse)
 
@@ -62,6 +65,7 @@ def test_padding_may_hold_anything(lowering):
         assert torch.equal(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["q", "f", "v"])
 def test_in_products_over_chunks_a_nan_stays_in_its_head_and_sequence(name):
     tensors, _ = draw(BY_NAME["HGRN2"], torch.float64, t=20)

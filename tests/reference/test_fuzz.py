@@ -23,7 +23,7 @@ from tests.reference.test_random_operators import drawn
 QUIET = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=120, phases=[Phase.generate], **QUIET)
+@settings(max_examples=60, phases=[Phase.generate], **QUIET)
 @given(calls())
 def test_random_calls(call: Call):
     assert not faults(call), call
@@ -43,7 +43,7 @@ def run(text: str) -> dict:
     return names
 
 
-@settings(max_examples=30, phases=[Phase.generate], **QUIET)
+@settings(max_examples=12, phases=[Phase.generate], **QUIET)
 @given(calls())
 def test_a_program_is_its_call(call: Call):
     """The same class, numbers, strides and options: the same bits."""
