@@ -8,15 +8,17 @@
         run0(64, 1, 1, stream, function0, packed0, None, None, None, t0.data_ptr(), t1.data_ptr(), ...)
         return t2
 
-Pointers are numbers, so that a launcher asks no tensor for its own; views that only gave a kernel its pointer
-are gone. The text depends on shapes, strides and dtypes, and on the alignment of what is given.
+Pointers are numbers, so that a launcher asks no tensor for its own; views that only gave a kernel its
+pointer are gone, and what is made here goes after its last use. The text depends on shapes, strides and
+dtypes, and on the alignment of what is given.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -31,6 +33,7 @@ _METHODS = frozenset({
     "add_", "as_strided", "copy_", "cumsum", "expand", "fill_", "flip", "ne", "permute", "squeeze", "sum",
     "unsqueeze", "zero_",
 })  # fmt: skip
+_NAME = re.compile(r"\bt[0-9]+\b")
 _CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype})
 
 
@@ -65,13 +68,23 @@ class _Writer:
             elif not any(i in self.constants for i in step.made):
                 self.lines += [line for line in [self._op(step)] if line]
         given = ", ".join(f"t{i}" for i in range(self.tape.given))
-        body = [*self._head(given), *self.lines, f"return {self._text(self.tape.returned)}"]
+        body = [*self._head(given), *self._let_go(), f"return {self._text(self.tape.returned)}"]
         text = f"def replay({given}):\n" + "".join(f"    {line}\n" for line in body)
         names = self.names
         exec(compile(text, "<scanforge replay>", "exec"), names)
         replay: Callable[..., Any] = names["replay"]
         replay.__doc__ = text
         return replay
+
+    def _let_go(self) -> Iterator[str]:
+        """The lines; a tensor that is made here goes after the last one that names it."""
+        named = [set(_NAME.findall(line)) for line in self.lines]
+        last = {name: k for k, names in enumerate(named) for name in names}
+        stay = {f"t{i}" for i in range(self.tape.given)} | set(_NAME.findall(self._text(self.tape.returned)))
+        for k, line in enumerate(self.lines):
+            yield line
+            if gone := sorted(name for name in named[k] - stay if last[name] == k):
+                yield f"del {', '.join(gone)}"
 
     def _head(self, given: str) -> list[str]:
         """Launches go to the tensors' device and to its current stream."""

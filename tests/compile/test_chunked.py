@@ -41,9 +41,7 @@ def launched(matrix: Matrix, dtype: torch.dtype, shape: str):
 
 
 @each_way
-@pytest.mark.parametrize(
-    "shape", ["128", *(pytest.param(s, marks=slow) for s in ("64", "256, 512", "long"))]
-)
+@pytest.mark.parametrize("shape", ["128", *(pytest.param(s, marks=slow) for s in ("64", "256, 512", "long"))])
 def test_shipped_tiles_do_not_spill(shape, way):
     kernels = launched(Matrix(keys="tied"), BF16, shape)[way]
     groups = {"forward": 2, "backward": 3}[way] if shape == "long" else 0  # those of groups of chunks
