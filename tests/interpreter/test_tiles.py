@@ -10,7 +10,7 @@ from scanforge.plan import spacing_of
 from scanforge.tile import tile_plan
 from scanforge.trace import Signature, trace
 from tests.catalogue import BY_NAME, CASES, chance, draw, generator
-from tests.kernels import Tiles, both_ways, check, every_lowering, everything, guarded
+from tests.kernels import LOWERINGS, Tiles, both_ways, check, every_lowering, everything, guarded
 from tests.reference.compare import Loss, expected, many
 from tests.reference.test_requirements_order import integer_matrices
 from tests.tolerances import assert_close, assert_equal
@@ -168,7 +168,7 @@ def test_both_lowerings_agree(reverse):
     case = BY_NAME["Kalman"]
     leaves, initial = draw(case, (1, 37, 3))
     truth = expected(case, leaves, initial, everything(case), reverse)
-    for lowering in sf.backend.LOWERINGS["triton"]:
+    for lowering in LOWERINGS:
         got = check(case, leaves, initial, everything(case), reverse, lowering=lowering)
         assert sf.last_run().plan.lowering == lowering
         assert_close(got.states[0], truth.states[0], "forward")
