@@ -14,9 +14,10 @@ import torch
 
 from scanforge.adjoint import Adjoint
 from scanforge.chunked_form import MatrixForm, matrix_form
-from scanforge.chunked_run import over_time, run_program, setting_of, values_of
+from scanforge.chunked_run import alone, first_state, over_time, run_program, setting_of, values_of
+from scanforge.chunked_setting import Setting
 from scanforge.chunked_vjp import WayBack, way_back
-from scanforge.chunked_work import Operands, Setting, States, gate_views, operands, run, walk
+from scanforge.chunked_work import Operands, States, gate_views, operands, run, walk
 from scanforge.emit import chunk_gates, chunk_gradient
 from scanforge.emit.chunk_frame import ChunkForm
 from scanforge.ir.scan import TIME, Scan, load
@@ -31,21 +32,21 @@ def backward(
     text: str, form: MatrixForm, derived: Adjoint, work: Work, sizes: dict[str, int], options: Options
 ) -> None:
     """Write the gradients; the views are in the order of the forward pass."""
-    scan = load(text)
+    scan, work = load(text), alone(work)
     shown = output_dtypes(scan, [work.inputs[i.name].tensor for i in scan.inputs], options.dtype)
     timed = [d for o, d in zip(scan.outputs, shown, strict=True) if TIME in o.axes]
     call = setting_of(text, form, work, sizes, options, timed)
     targets = {i: work.outputs[g] for i, g in derived.gradients}
     found = Gradients(call, scan, targets)
     made, values = operands(call, work.inputs), values_of(call, scan, work)
-    begin = States.of(call, work.kept[form.state].row(0))
+    begin = States.of(call, first_state(call, work.kept[form.state]))
     seeds = [States.of(call, v) for v in work.starts.values()]
     ends = [States.of(call, v) for v in work.ends.values()]
-    seed, end = (*seeds, _zeros(call))[0], (*ends, _room(call))[0]
+    seed, end = (*seeds, _zeros(call))[0], (*ends, _room(call.walking))[0]
 
     contracted = None if form.plain_readout else over_time(call, scan, form.value_axis, call.computed)
     before = _states(call)
-    walk(call, made, values, contracted, begin, _room(call), kept=before)
+    walk(call, made, values, contracted, begin, _room(call.walking), kept=before)
     given = {o: work.inputs[g] for o, g in derived.cotangents}
     grad = _through_readout(call, scan, found, work.inputs, contracted, given)
     after = _states(call)
@@ -108,7 +109,9 @@ class Gradients:
 
     def place(self, name: str, axes: Iterable[str], dtype: torch.dtype) -> View:
         """Where a gradient that has these axes is written."""
-        dims, target = self.scan.order(axes), self.targets[name]
+        axes = tuple(axes)
+        dims = self.call.timed(axes) if TIME in axes else self.scan.order(axes)
+        target = self.targets[name]
         lacking = [a for a, has in zip(self.call.axes, target.has, strict=True) if a in dims and not has]
         readers = sum(name in {v.name for v in p.inputs} for p in self.parts)
         if readers == 1 and not lacking:
@@ -147,7 +150,8 @@ class Gradients:
 
     def own_axes(self, name: str) -> tuple[str, ...]:
         """The axes of an input's tensor."""
-        return tuple(a for a, has in zip(self.call.axes, self.targets[name].has, strict=True) if has)
+        found = [a for a, has in zip(self.call.axes, self.targets[name].has, strict=True) if has]
+        return self.call.timed(found) if TIME in found else tuple(found)
 
     def settle(self) -> None:
         """Add up, in the order in which parts came; what nothing reads is 0."""
@@ -225,7 +229,7 @@ def _gates(
 def _states(call: Setting) -> Tensor:
     """Room for a state at each boundary between chunks."""
     values = call.sizes[call.form.value_axis]
-    return call.empty(call.count, call.chunks + 1, values, call.plan.padded, dtype=call.plan.kept)
+    return call.empty(call.count, call.chunks, values, call.plan.padded, dtype=call.plan.kept)
 
 
 def _room(call: Setting) -> States:

@@ -12,10 +12,11 @@ from dataclasses import replace
 import torch
 
 from scanforge.chunked_form import MatrixForm, matrix_form
-from scanforge.chunked_work import Setting, States, operands, setting, walk
+from scanforge.chunked_setting import Setting, setting
+from scanforge.chunked_work import States, operands, walk
 from scanforge.errors import ArgumentError
 from scanforge.ir.program import Program
-from scanforge.ir.scan import TIME, Scan, load
+from scanforge.ir.scan import BATCH, TIME, Scan, load
 from scanforge.launch import Options
 from scanforge.plan import Plan
 from scanforge.pointwise import pointwise, run_pointwise
@@ -37,7 +38,7 @@ def why_not(form: MatrixForm, *, packed: bool) -> str:
     """What of a matrix form these kernels do not have; empty for nothing."""
     if form.decay_on == "value":
         return f"its decay is on {form.value_axis}, which the readout keeps"
-    return "sequences are packed" if packed else ""
+    return "its state has no batch, and sequences are packed" if packed and BATCH not in form.lanes else ""
 
 
 def check(name: str, text: str, *, packed: bool) -> None:
@@ -58,7 +59,7 @@ def plan_of(form: MatrixForm, options: Options) -> Plan:
 
 def forward(text: str, form: MatrixForm, work: Work, sizes: dict[str, int], options: Options) -> None:
     """Run a recurrence; the views are in the order of processing."""
-    scan = load(text)
+    scan, work = load(text), alone(work)
     shown = [v.tensor.dtype for v in work.outputs.values() if v.has[0]]
     call = setting_of(text, form, work, sizes, options, shown)
     made = operands(call, work.inputs)
@@ -73,7 +74,30 @@ def forward(text: str, form: MatrixForm, work: Work, sizes: dict[str, int], opti
         given = work.inputs | {form.contracted: contracted}
         run_program(call, form.readout, given, work.outputs)
     for name, view in work.kept.items():  # what the backward pass begins with
-        view.row(0).take(_tensor(work.starts[name]), range(len(view.shape) - 1))
+        first = first_state(call, view)
+        first.take(_tensor(work.starts[name]), range(len(first.shape)))
+
+
+def alone(work: Work) -> Work:
+    """The work with all packed sequences as one; states have a row for each still."""
+    if work.bounds is None:
+        return work
+    at = 1 + work.axes.index(BATCH)
+
+    def one(view: View) -> View:
+        return replace(view, shape=(*view.shape[:at], 1, *view.shape[at + 1 :]))
+
+    return work.over_time(one, lambda v: v)
+
+
+def first_state(call: Setting, kept: View) -> View:
+    """The state that was kept, or the first one of each packed sequence."""
+    view = kept.row(0)
+    if call.packing is None:
+        return view
+    at = call.axes.index(BATCH) - 1
+    strides = (*view.strides[:at], kept.strides[0], *view.strides[at + 1 :])
+    return replace(view, shape=(*view.shape[:at], call.packing.count, *view.shape[at + 1 :]), strides=strides)
 
 
 def setting_of(
@@ -81,10 +105,9 @@ def setting_of(
     shown: Sequence[torch.dtype],
 ) -> Setting:  # fmt: skip
     """The setting of a pass, whose outputs over time have types `shown`."""
-    like = next(iter((work.inputs | work.starts).values())).tensor
     axes = (TIME, *load(text).lanes)
     dtype = shown[0] if shown else options.dtype
-    return setting(text, form, axes, sizes, dtype, options.dtype, work.int_type(), like)
+    return setting(text, form, axes, sizes, dtype, options.dtype, work)
 
 
 def values_of(call: Setting, scan: Scan, work: Work) -> View:
@@ -99,7 +122,7 @@ def values_of(call: Setting, scan: Scan, work: Work) -> View:
 
 def over_time(call: Setting, scan: Scan, column: str, dtype: torch.dtype) -> View:
     """Room for something of all steps and lanes along one axis, in the order of processing."""
-    dims = scan.order((TIME, *call.form.lanes, column))
+    dims = call.timed((TIME, *call.form.lanes, column))
     tensor = call.empty(*(call.sizes[a] for a in dims), dtype=dtype)
     return aligned(scan, dims, tensor, call.sizes)
 

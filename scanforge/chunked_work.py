@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,10 +9,10 @@ from typing import Any
 
 import torch
 
-from scanforge import dtypes, tape
+from scanforge import tape
 from scanforge.cache import load_kernel_module
 from scanforge.chunked_form import MatrixForm, matrix_form
-from scanforge.chunked_plan import ChunkPlan, chunk_plan
+from scanforge.chunked_setting import Setting
 from scanforge.emit import chunk_gates
 from scanforge.emit.chunk_frame import ChunkForm, Tile
 from scanforge.emit.chunk_walk import BEGIN, END, WalkForm, buffers, prefix_kernel, tiles, walk_kernel
@@ -25,56 +24,6 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """All that the launches of a call share."""
-
-    text: str
-    form: MatrixForm
-    plan: ChunkPlan
-    chunk: ChunkForm
-    axes: tuple[str, ...]  # of views: time, then the lanes of the recurrence
-    sizes: dict[str, int]
-    like: Tensor  # of the call's device
-
-    @property
-    def lanes(self) -> tuple[int, ...]:
-        """The sizes of the lane axes."""
-        return tuple(self.sizes[a] for a in self.form.lanes)
-
-    @property
-    def count(self) -> int:
-        """How many lanes there are."""
-        total = 1
-        for n in self.lanes:
-            total *= n
-        return total
-
-    @property
-    def length(self) -> int:
-        """Steps."""
-        return self.sizes[TIME]
-
-    @property
-    def chunks(self) -> int:
-        """Chunks."""
-        return self.plan.chunks(self.length)
-
-    @property
-    def dot(self) -> torch.dtype:
-        """The type of the operands of products."""
-        return dtypes.named(self.chunk.dot_type)
-
-    @property
-    def computed(self) -> torch.dtype:
-        """The type that is summed in."""
-        return dtypes.named(self.chunk.float_type)
-
-    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Room on the call's device."""
-        return self.like.new_empty(shape, dtype=dtype)
-
-
-@dataclass(frozen=True, slots=True)
 class Operands:
     """What the gates make of chunks, `[lanes, chunks, ...]`."""
 
@@ -83,34 +32,6 @@ class Operands:
     scores: Tensor  # [C keys, C queries]
     scales: Tensor  # [4, KP]
     flags: Tensor
-
-
-PRECISIONS = {"highest": "ieee", "high": "tf32x3", "medium": "tf32"}
-
-
-def setting(
-    text: str, form: MatrixForm, axes: tuple[str, ...], sizes: dict[str, int], shown: torch.dtype,
-    computed: torch.dtype, int_type: str, like: Tensor,
-) -> Setting:  # fmt: skip
-    """The setting of a call whose outputs over time have the type `shown`.
-
-    In bfloat16 operands of products are rounded to it. In float16 they are float32, as tf32 is no less exact;
-    float32 follows torch.set_float32_matmul_precision.
-    """
-    dot = shown if shown in {torch.bfloat16, torch.float64} else torch.float32
-    dot = torch.float64 if computed == torch.float64 else dot
-    precision = "tf32" if shown == torch.float16 else PRECISIONS[torch.get_float32_matmul_precision()]
-    chunk = ChunkForm(
-        len(form.lanes),
-        dtypes.name(computed),
-        int_type,
-        dtypes.name(dot),
-        precision,
-        nvidia=like.is_cuda and torch.version.cuda is not None,
-        interpreted=os.environ.get("TRITON_INTERPRET") == "1",
-    )
-    plan = chunk_plan(sizes[form.key_axis], sizes[form.value_axis], dot, computed)
-    return Setting(text, form, plan, chunk, axes, sizes, like)
 
 
 @lru_cache(maxsize=4096)
@@ -189,9 +110,10 @@ def walk(
     call: Setting, made: Operands, given: View, shown: View | None, begin: States, end: States, *,
     down: bool = False, kept: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Walk over all chunks; the states before each are `kept`, `[lanes, chunks + 1, V, KP]`."""
+    """Walk over all chunks; the states before each are `kept`, `[lanes, chunks, V, KP]`."""
+    call = call.walking
     plan, values = call.plan, call.sizes[call.form.value_axis]
-    groups = plan.groups(call.count, values, call.chunks)
+    groups = 1 if call.packing else plan.groups(call.count, values, call.chunks)
     alone = WalkForm(plan.padded // plan.keys, plan.keys, down, shown is not None, kept is not None)
     if groups == 1:
         return _walk(call, made, alone, {"given": given, "shown": shown}, begin, end, [kept])
@@ -257,6 +179,8 @@ def run(
         strides += [at[a] for a in call.form.lanes]
         strides += [at[TIME]] * tile.timed + [at[column]] * tile.column
     tensors = [v.tensor if isinstance(v, States) else v.pointer() for _, v, _ in found]
+    p = call.packing
+    packed = (p.begins, p.lengths, p.firsts, p.owners) if p else ()
     with on_device(call.like):
-        args = [*tensors, *rooms, call.length, call.chunks, *call.lanes, *strides]
+        args = [*tensors, *rooms, call.length, call.chunks, *call.lanes, *packed, *strides]
         tape.launch(kernel(source), (grid,), args, constants | {"num_warps": warps})

@@ -176,6 +176,8 @@ def allocate(
         return Result(outputs, finals, [])
     plan = _keep(text, tensors, sizes, options, bounds)
     count = plan.rows(sizes[TIME]) if bounds is None else packed_rows(plan, sizes[TIME], bounds)
+    if bounds is not None and chunked_run.form_of(text, options, packed=True):
+        count = bounds.numel() - 1
     axis, alone = pipeline.held_axis(text), bounds is not None
     kept = [room(scan, s, x0, count, axis, alone=alone) for s, x0 in zip(scan.states, initial, strict=True)]
     return Result(outputs, finals, kept)

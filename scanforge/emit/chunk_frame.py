@@ -26,7 +26,7 @@ class ChunkForm:
     precision: str  # of products of float32: ieee, tf32x3 or tf32
     nvidia: bool = False
     interpreted: bool = False  # by Triton's interpreter, which multiplies bfloat16 as whole numbers
-    packed: bool = False  # lane axis 0 counts sequences that lie behind each other
+    packed: bool = False  # lane axis 0 counts sequences that lie behind each other, each of whole chunks
 
     @property
     def limit(self) -> float:
@@ -110,7 +110,7 @@ def arguments(
     """The kernel's head: tiles and their strides, buffers, sizes, constants of the compilation."""
     rows = [", ".join([*(f"ptr_{t.name}" for t in tiles), *(f"ptr_{b}" for b in buffers)])]
     rows.append(", ".join(["T", "CHUNKS", *(f"N{k}" for k in range(form.lanes))]))
-    rows += ["ptr_begins, ptr_lengths, ptr_places"] if form.packed else []
+    rows += ["ptr_begins, ptr_lengths, ptr_firsts, ptr_owners"] if form.packed else []
     rows += [", ".join([*(f"s{k}_{t.name}" for k in range(form.lanes)), *own_strides(t)]) for t in tiles]
     rows.append(", ".join(f"{c}: tl.constexpr" for c in constants))
     rows = [r for r in rows if r]
@@ -135,12 +135,26 @@ def place(form: ChunkForm, of: str) -> list[str]:
         lines.append(f"o{k} = {rest} % N{k}" if k else f"o0 = {rest}")
         lines += [f"over{k} = {rest} // N{k}"] if k else []
         rest = f"over{k}"
-    if form.packed:
-        lines += [
-            "begin = tl.load(ptr_begins + o0).to(tl.int64)",
-            "T = tl.load(ptr_lengths + o0).to(tl.int32)",
-        ]
     return lines
+
+
+def own_steps(form: ChunkForm) -> list[str]:
+    """A chunk's first step, and its sequence's length; a packed one is looked up, lane axis 0 with it."""
+    if not form.packed:
+        return ["first_step, length = chunk * C, T"]
+    return [
+        "o0 = tl.load(ptr_owners + chunk).to(tl.int64)",
+        "first_step = (chunk - tl.load(ptr_firsts + o0)) * C",
+        *sequence(),
+    ]
+
+
+def sequence() -> list[str]:
+    """Where a packed sequence begins, and its length."""
+    return [
+        "begin = tl.load(ptr_begins + o0).to(tl.int64)",
+        "length = tl.load(ptr_lengths + o0).to(tl.int32)",
+    ]
 
 
 def lane_offset(form: ChunkForm, name: str) -> str:

@@ -100,11 +100,11 @@ def for_flagged(chunk: ChunkForm, body: list[str], program: str = "tl.program_id
     return [
         f"groups = tl.cdiv(CHUNKS, {TOGETHER})",
         *frame.place(chunk, f"{program} // groups"),
-        f"begin = {program} % groups * {TOGETHER}",
-        f"some = begin + tl.arange(0, {TOGETHER})",
+        f"low = {program} % groups * {TOGETHER}",
+        f"some = low + tl.arange(0, {TOGETHER})",
         "flags = tl.load(ptr_flags + lane * CHUNKS + some, mask=some < CHUNKS, other=1)",
         "if tl.min(flags, 0) == 0:",
-        f"    for chunk in range(begin, min(begin + {TOGETHER}, CHUNKS)):",
+        f"    for chunk in range(low, min(low + {TOGETHER}, CHUNKS)):",
         "        if tl.load(ptr_flags + lane * CHUNKS + chunk) == 0:",
         *frame.indent(body, 3),
     ]
@@ -113,11 +113,12 @@ def for_flagged(chunk: ChunkForm, body: list[str], program: str = "tl.program_id
 def rows(form: MatrixForm, chunk: ChunkForm) -> list[str]:
     """The rows of a chunk."""
     return [
+        *frame.own_steps(chunk),
         *(frame.base(chunk, t) for t in gate_tiles(form)),
         "i = tl.arange(0, C)[:, None]",
         "j = tl.arange(0, C)[None, :]",
-        "step = (chunk * C + i).to(tl.int64)",
-        "live = step < T",
+        "step = (first_step + i).to(tl.int64)",
+        "live = step < length",
         "place = lane * CHUNKS + chunk",
     ]
 

@@ -54,7 +54,7 @@ def fast_kernel(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> str:
         *gates.load_gates(form),
         *gates.logarithms(form, chunk),
         *_fast(form, back),
-        *_pull_back(form, back),
+        *_pull_back(form, chunk, back),
     ]
     return _module(form, chunk, back, "the gradients of gates", body)
 
@@ -66,7 +66,7 @@ def exact_kernel(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> str:
         *_products_with_values(form),
         *gates.load_gates(form),
         *_exact(form),
-        *_pull_back(form, back),
+        *_pull_back(form, chunk, back),
     ]
     body = gates.for_flagged(chunk, inner, "tl.program_id(0) // BLOCKS")
     return _module(form, chunk, back, "the gradients of gates, flagged chunks", body)
@@ -108,9 +108,9 @@ def _products_with_values(form: MatrixForm) -> list[str]:
             for t in (GIVEN, GRAD)
         ),
         "entry = start + tl.arange(0, VB)[:, None]",
-        "at_state = ((lane * (CHUNKS + 1) + chunk) * V + entry) * KP + column",
+        "at_state = (place * V + entry) * KP + column",
         "before_it = tl.load(ptr_states + at_state, mask=entry < V, other=0.0).to(FLOAT)",
-        "after_it = tl.load(ptr_cotangents + at_state + V * KP, mask=entry < V, other=0.0).to(FLOAT)",
+        "after_it = tl.load(ptr_cotangents + at_state, mask=entry < V, other=0.0).to(FLOAT)",
         "scores = plus_product(scores, given, tl.trans(grad))",
         "of_queries = plus_product(of_queries, grad, before_it)",
         "of_keys = plus_product(of_keys, given, after_it)",
@@ -204,7 +204,7 @@ def _exact(form: MatrixForm) -> list[str]:
     ]
 
 
-def _pull_back(form: MatrixForm, back: WayBack) -> list[str]:
+def _pull_back(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> list[str]:
     """The gradients of the gates' inputs, and the parts of those that lack time or columns."""
     cotangents = {name: f"grad_{output}" for output, name in back.cotangents}
     given = [cotangents.get(v.name, f"in_{v.name}") for v in back.program.inputs]
@@ -217,7 +217,7 @@ def _pull_back(form: MatrixForm, back: WayBack) -> list[str]:
     for part in parts(form, back):
         at, out = f"ptr_part_{part.name}", f"out_{part.name}"
         if part.timed:
-            at += " + (lane * PARTS + block) * T + step"
+            at += f" + (lane * PARTS + block) * T + {'begin + ' if chunk.packed else ''}step"
             lines += [f"tl.store({at}, tl.sum({out}, 1)[:, None], mask=live)"]
         elif part.column:
             lines += [f"tl.store({at} + place * KP + column, tl.sum({out}, 0)[None, :])"]

@@ -9,7 +9,7 @@ read along values:
     grad_values = keys (after dS) + scoresᵀ grad,   dS' = before (back dS + queriesᵀ grad)
 
 A factor at the end of a chunk waits for the one at the beginning of the next. The state before each chunk, in
-the order of the walk, and after the last one, can be stored.
+the order of the walk, can be stored.
 
 Where lanes are few, groups of chunks walk at one time. First each walks from a state of 0, and leaves its
 last state and the product of its decays; a scan over groups (`prefix_kernel`) has from these the state that
@@ -64,7 +64,7 @@ def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
     body = [
         *frame.place(chunk, "tl.program_id(0) // (tl.cdiv(V, VB) * GROUPS)"),
         "group = tl.program_id(0) // tl.cdiv(V, VB) % GROUPS",
-        "each = tl.cdiv(CHUNKS, GROUPS)",
+        *_own_chunks(chunk),
         *(frame.base(chunk, t) for t in tiles(walk)),
         f"KB: tl.constexpr = {walk.width}",
         "i = tl.arange(0, C)[:, None]",
@@ -80,13 +80,10 @@ def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
             f"late{b} = tl.full([KB], 1.0, FLOAT)",
             *([f"total{b} = tl.full([KB], 1.0, FLOAT)"] * walk.totals),
         ]
-    body += ["for index in tl.range(group * each, min((group + 1) * each, CHUNKS), num_stages=NS):"]
+    body += ["for index in tl.range(low, high, num_stages=NS):"]
     body += frame.indent(_chunk(walk, order, read, write))
     last = [f"S{b} *= late{b}[None, :]" for b in range(walk.blocks)]
     body += last
-    if walk.stored:
-        body += ["last = (group * each < CHUNKS) & ((group + 1) * each >= CHUNKS)"]
-        body += _store_states(walk, "0" if walk.down else "CHUNKS", "(down < V) & last")
     if walk.ended:
         body += [f"tl.store({_at('end', b)}, S{b}, mask=kept{b})" for b in range(walk.blocks)]
     if walk.totals:
@@ -111,16 +108,20 @@ def _at(which: str, b: int | str) -> str:
 def _chunk(walk: WalkForm, order: tuple[int, int, int], read: str, write: str) -> list[str]:
     """One chunk."""
     lines = [
-        f"chunk = {'CHUNKS - 1 - index' if walk.down else 'index'}",
+        f"chunk = {'most - index' if walk.down else 'index'}",
         "place = lane * CHUNKS + chunk",
-        "step = (chunk * C + i).to(tl.int64)",
-        "live = (step < T) & (across < V)",
+        "step = ((chunk - start) * C + i).to(tl.int64)",
+        "live = (step < length) & (across < V)",
         f"given = tl.load({frame.address(tiles(walk)[0], column='across')}, mask=live, other=0.0)",
         "values = tl.trans(given)  # [VB, C]",
     ]
     if walk.stored:
         lines += [f"S{b} *= late{b}[None, :]" for b in range(walk.blocks)]
-        lines += _store_states(walk, "chunk + 1" if walk.down else "chunk")
+        at = "(place * V + down) * KP"
+        lines += [
+            f"tl.store(ptr_states + {at} + column{b}[None, :], S{b}, mask=down < V)"
+            for b in range(walk.blocks)
+        ]
     for b in range(walk.blocks):
         tile = "place * (C * KP) + i * KP + "
         late = "" if walk.stored else f" * late{b}"
@@ -150,11 +151,20 @@ def _chunk(walk: WalkForm, order: tuple[int, int, int], read: str, write: str) -
     return lines
 
 
-def _store_states(walk: WalkForm, chunk: str, where: str = "down < V") -> list[str]:
-    """The state at a boundary between chunks, counted from the first one."""
-    at = f"((lane * (CHUNKS + 1) + {chunk}) * V + down) * KP"
+def _own_chunks(chunk: ChunkForm) -> list[str]:
+    """The numbers from low to high that a program walks over; those of the chunks, from `start`, if down."""
+    if not chunk.packed:
+        return [
+            "each = tl.cdiv(CHUNKS, GROUPS)",
+            "low, high = group * each, min((group + 1) * each, CHUNKS)",
+            "start, most, length = 0, CHUNKS - 1, T",
+        ]
+    others = " * ".join(f"N{k}" for k in range(1, chunk.lanes)) or "1"
     return [
-        f"tl.store(ptr_states + {at} + column{b}[None, :], S{b}, mask={where})" for b in range(walk.blocks)
+        f"lane = lane % ({others})",
+        "low, high = tl.load(ptr_firsts + o0).to(tl.int32), tl.load(ptr_firsts + o0 + 1).to(tl.int32)",
+        "start, most = low, low + high - 1",
+        *frame.sequence(),
     ]
 
 

@@ -149,6 +149,39 @@ def test_groups_of_chunks_walk_at_one_time(monkeypatch, reverse):
     assert len(seen) == 3  # a walk, and two of the backward pass
 
 
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("read", ["gated", pytest.param("bonus", marks=slow)])
+def test_packed_sequences(read, reverse):
+    """Some empty, some shorter than a chunk, one of two chunks and a rest; each with a state of its own."""
+    matrix = Matrix(read=read, decay="bounded")
+    ends = torch.tensor([0, 0, 5, 6, 75, 80, 80])
+    tensors = matrix.draw(F64, b=1, h=1, t=80)
+    if read == "gated":
+        tensors["f"][:, 30:40] = -1e4  # chunks that are flagged
+        tensors["lower"].zero_()
+    initial = torch.randn(6, 1, 3, 4, dtype=F64, generator=generator(1))
+    check(matrix, tensors, initial, reverse=reverse, cu_seqlens=ends)
+
+
+def test_packed_sequences_of_one_row():
+    """What has a batch axis and no time is the same for all sequences, and its gradient a sum over them."""
+
+    class Rows(sf.Recurrence):
+        q, k, v = sf.Input("b t k"), sf.Input("b t k"), sf.Input("b t v")
+        g = sf.Input("b k")
+        S = sf.State("b k v")
+
+        def element(self):
+            return sf.Affine(a=self.g, b=self.k * self.v)
+
+        def readout(self):
+            return sf.sum(self.q * self.S, "k")
+
+    sizes = {"q": (1, 40, 2), "k": (1, 40, 2), "v": (1, 40, 3), "g": (1, 2)}
+    x = {n: torch.rand(size, dtype=F64, generator=generator(4)) for n, size in sizes.items()}
+    check(Rows, x, cu_seqlens=torch.tensor([0, 1, 4, 40]))
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(name):
     matrix = Matrix()
