@@ -38,7 +38,8 @@ def why_not(form: MatrixForm, *, packed: bool) -> str:
     """What of a matrix form these kernels do not have; empty for nothing."""
     if form.decay_on == "value":
         return f"its decay is on {form.value_axis}, which the readout keeps"
-    return "its state has no batch, and sequences are packed" if packed and BATCH not in form.lanes else ""
+    first = form.lanes[:1] == (BATCH,)
+    return "" if first or not packed else "sequences are packed, and the batch is not its state's first axis"
 
 
 def check(name: str, text: str, *, packed: bool) -> None:
@@ -65,7 +66,8 @@ def forward(text: str, form: MatrixForm, work: Work, sizes: dict[str, int], opti
     made = operands(call, work.inputs)
     values = values_of(call, scan, work)
     begin, end = (States.of(call, views[form.state]) for views in (work.starts, work.ends))
-    if form.plain_readout:
+    whole = {TIME, *form.lanes, form.value_axis} == {a for o in scan.outputs for a in o.axes}
+    if form.plain_readout and whole:  # else the output is a sum
         (target,) = work.outputs.values()
         walk(call, made, values, target, begin, end)
     else:

@@ -237,6 +237,14 @@ def test_second_derivatives():
     assert max(map(err, ours, twice(backend="reference"))) < 1e-13
 
 
+def test_an_output_that_sums_over_heads():
+    class Summed(HGRN2):
+        y = sf.Output("b t v")
+
+    x = Matrix(keys="tied").draw(F64, b=1, t=34)
+    check(Summed, x)
+
+
 LEVELS = torch.tensor([0, -1e-3, -1, -20, -80, -1e4], dtype=F64)
 LOG, RAW = "exp", "raw"
 
