@@ -8,7 +8,8 @@ chunk. What values and outputs are made of beside that is pointwise, and so is t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import and_
 
 import torch
 
@@ -20,6 +21,8 @@ from scanforge.chunked_vjp import WayBack, way_back
 from scanforge.chunked_work import Operands, States, gate_views, operands, run, walk
 from scanforge.emit import chunk_gates, chunk_gradient
 from scanforge.emit.chunk_frame import ChunkForm
+from scanforge.ir.builder import Builder
+from scanforge.ir.program import Program, fresh
 from scanforge.ir.scan import TIME, Scan, load
 from scanforge.launch import Options, output_dtypes
 from scanforge.views import View, aligned
@@ -174,7 +177,7 @@ def _through_readout(
     """The cotangent of what was contracted."""
     form = call.form
     if contracted is None:
-        return next(iter(given.values()), _nothing(call))
+        return _real(call, scan, inputs, next(iter(given.values()), _nothing(call)))
     axes = tuple((o.name, o.axes) for o in scan.outputs if o.name in given)
     back = readout_back(call.text, frozenset(found.targets), axes)
     if not back.found:
@@ -189,6 +192,32 @@ def _through_readout(
     }
     run_program(call, back.program, given, own)
     return grad
+
+
+def _real(call: Setting, scan: Scan, inputs: Views, grad: View) -> View:
+    """A cotangent of outputs, 0 at steps of padding: NaN there would reach the whole chunk."""
+    program = real_steps(call.text)
+    if program is None:
+        return grad
+    kept = over_time(call, scan, call.form.value_axis, call.dot)
+    run_program(call, program, inputs | {program.inputs[-1].name: grad}, {"real": kept})
+    return kept
+
+
+@lru_cache(maxsize=1024)
+def real_steps(text: str) -> Program | None:
+    """What selects the cotangent of outputs, its last input, where none of the gates is padding's."""
+    form = _form(text)
+    names = {x.args[0] for x in form.gates.lines if x.op == "guard"}
+    masks = [v for v in form.gates.inputs if v.name in names]
+    if not masks:
+        return None
+    builder = Builder(f"{form.gates.name}.real", form.readout.axes, where="")
+    conditions = [builder.input(v.name, v.kind, v.axes) for v in masks]
+    full = {TIME, *form.lanes, form.value_axis}
+    axes = tuple(a for a in form.readout.axes if a in full)
+    grad = builder.input(fresh("grad", [v.name for v in masks]), "float", axes)
+    return builder.finish({"real": reduce(and_, conditions).call("where", grad, 0.0)})
 
 
 def _gates(
