@@ -191,11 +191,11 @@ def _through_readout(
         for n in back.found
     }
     run_program(call, back.program, given, own)
-    return grad
+    return _real(call, scan, inputs, grad)
 
 
 def _real(call: Setting, scan: Scan, inputs: Views, grad: View) -> View:
-    """A cotangent of outputs, 0 at steps of padding: NaN there would reach the whole chunk."""
+    """The cotangent of what was contracted, 0 at steps of padding: NaN there would reach the whole chunk."""
     program = real_steps(call.text)
     if program is None:
         return grad
@@ -206,7 +206,7 @@ def _real(call: Setting, scan: Scan, inputs: Views, grad: View) -> View:
 
 @lru_cache(maxsize=1024)
 def real_steps(text: str) -> Program | None:
-    """What selects the cotangent of outputs, its last input, where none of the gates is padding's."""
+    """What selects a cotangent, its last input, at steps that are no padding; None without padding."""
     form = _form(text)
     names = {x.args[0] for x in form.gates.lines if x.op == "guard"}
     masks = [v for v in form.gates.inputs if v.name in names]
