@@ -176,7 +176,7 @@ def run_prepared(
     chosen = choose(backend, call.device, name)
     options = replace(options, lowering=lowering_of(lowering, chosen, name), backend=chosen)
     if options.lowering == "chunked":
-        chunked_run.check(name, call.text, packed=call.packed is not None)
+        chunked_run.check(name, call.text, call.device, packed=call.packed is not None)
     if 0 in call.sizes.values():  # no kernel has anything to do, and sums over nothing are 0
         chosen, options = "reference", replace(options, lowering="", backend="reference")
     inputs, initial = list(call.inputs), list(call.initial)

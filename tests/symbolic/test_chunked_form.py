@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import scanforge as sf
 from scanforge.chunked_form import MatrixForm, matrix_form
+from scanforge.chunked_run import check
 from scanforge.chunked_vjp import way_back
 from scanforge.example import SMALL, example
 from scanforge.segments import padded, resetting
@@ -156,3 +158,10 @@ def test_resets_are_no_decay():
 
 def test_the_catalogue_of_decays_covers_each_place():
     assert {Matrix(decay=d).on for d in DECAYS} == {"key", "value", "lanes", "none"}
+
+
+def test_it_is_refused_where_it_is_known_to_fault():
+    text = text_of(declared.HGRN2)
+    check("HGRN2", text, torch.device("cpu"), packed=False)
+    with pytest.raises(sf.ArgumentError, match="HGRN2: .* fault on a GPU"):
+        check("HGRN2", text, torch.device("cuda"), packed=False)
