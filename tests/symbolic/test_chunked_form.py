@@ -163,5 +163,5 @@ def test_the_catalogue_of_decays_covers_each_place():
 def test_it_is_refused_where_it_is_known_to_fault():
     text = text_of(declared.HGRN2)
     check("HGRN2", text, torch.device("cpu"), packed=False)
-    with pytest.raises(sf.ArgumentError, match="HGRN2: .* fault on a GPU"):
+    with pytest.raises(sf.ArgumentError, match=r"HGRN2: .* fault on a GPU"):
         check("HGRN2", text, torch.device("cuda"), packed=False)
