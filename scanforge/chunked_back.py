@@ -67,7 +67,7 @@ def gates_back(text: str, wanted: frozenset[str]) -> WayBack:
     """The way back through the gates of a recurrence."""
     form = _form(text)
     axes = (TIME, *form.lanes, form.key_axis)
-    return way_back(form.gates, wanted, {o: axes for o, _ in form.gates.outputs}, ())
+    return way_back(form.slopes, wanted, {o: axes for o, _ in form.slopes.outputs}, ())
 
 
 @lru_cache(maxsize=1024)

@@ -28,6 +28,7 @@ class MatrixForm:
     """The parts of the recurrence, as programs of its inputs.
 
     gates    -> query, key, and the decay unless it is on the value axis
+    slopes   the same with a decay's logarithm, if that has a slope of its own, for derivatives
     values   -> value, and the decay if it is on the value axis
     readout  of `contracted` and inputs -> the outputs
     A decay is called `decay`, or `log2_decay` where the declaration takes an exponential.
@@ -43,6 +44,12 @@ class MatrixForm:
     gates: Program
     values: Program
     readout: Program
+    slopes: Program
+
+    @property
+    def log_slope(self) -> bool:
+        """Whether the derivatives are a logarithm's: nothing is divided by a decay."""
+        return any(n == "log2_decay" for n, _ in self.slopes.outputs)
 
     @property
     def log_decay(self) -> bool:
@@ -242,6 +249,8 @@ class _Finder:
         )
         log = self.algebra.log2_of(decay)
         named = {"decay": decay} if log is None else {"log2_decay": log}
+        slope = self.algebra.log2_of(decay, sigmoids=True)
+        slopes = gates | ({} if on == "value" else named if slope is None else {"log2_decay": slope})
         gates |= named if on != "value" else {}
         values = {"value": value} | (named if on == "value" else {})
         return MatrixForm(
@@ -255,6 +264,7 @@ class _Finder:
             self.program("gates", gates, {TIME, *lanes, self.key}),
             self.program("values", values, {TIME, *lanes, self.value}),
             self.program("readout", outputs, set(self.scan.axes)),
+            self.program("slopes", slopes, {TIME, *lanes, self.key}),
         )
 
     def program(self, name: str, outputs: dict[str, Value], axes: Iterable[str]) -> Program:

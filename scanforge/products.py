@@ -139,8 +139,11 @@ class Algebra:
             return [self.select(args[0], f, keeps=zero[1]) for f in kept]
         return [value]
 
-    def log2_of(self, value: Value) -> Value | None:
-        """The logarithm of a value whose program takes an exponential, written without that."""
+    def log2_of(self, value: Value, *, sigmoids: bool = False) -> Value | None:
+        """The logarithm of a value whose program takes an exponential, written without that.
+
+        That of a sigmoid costs more than the sigmoid, but its slope does not.
+        """
         line = self.line(value.var.name)
         if value.number is not None and value.number > 0:
             return self.number(log2(value.number))
@@ -153,7 +156,10 @@ class Algebra:
             return logs
         if line.op == "exp2":
             return args[0]
-        parts = [self.log2_of(a) for a in args[line.op in {"guard", "where"} :]]
+        if line.op == "sigmoid" and sigmoids:
+            logs = (-args[0]).call("softplus") * -LOG2_E
+            return logs
+        parts = [self.log2_of(a, sigmoids=sigmoids) for a in args[line.op in {"guard", "where"} :]]
         if line.op not in {"guard", "where", "mul"} or any(part is None for part in parts):
             return None
         first, second = parts[0], parts[-1]

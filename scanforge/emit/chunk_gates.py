@@ -156,8 +156,8 @@ def logarithms(form: MatrixForm, chunk: ChunkForm) -> list[str]:
 
 
 def _tested(form: MatrixForm, chunk: ChunkForm) -> list[str]:
-    """What is to be small. The gradient of a decay is divided by it, where it is no exponential."""
-    least = chunk.limit if form.log_decay else 8.0
+    """What is to be small. A gradient may be divided by the decay."""
+    least = chunk.limit if form.log_slope else 8.0
     return [
         f'size = tl.where(logs >= {-least!r}, tl.abs(d), float("inf"))',
         "largest = tl.maximum(largest, size)",

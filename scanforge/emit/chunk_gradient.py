@@ -7,9 +7,10 @@ With S the state before a chunk, dS the cotangent of the one after it, O the cot
     grad_log_decay_j = Σ_{i≥j} (queries dQ - keys dA queries)_i + Σ_{i<j} (keys after values dSᵀ)_i
                        + before after Σ_v S dS
 
-Nothing there is summed over more than a chunk. A decay has its gradient from the logarithm's, divided by
-it; chunks with small decays are flagged, and there the products of decays, half by half, are differentiated
-themselves, from the largest halves to the smallest: no division, and decays may be 0.
+Nothing there is summed over more than a chunk. The logarithm of an exponential or a sigmoid has a slope of
+its own; any other decay has its gradient from the logarithm's, divided by it, and chunks with small ones are
+flagged. In these the products of decays, half by half, are differentiated themselves, from the largest halves
+to the smallest: no division, and decays may be 0.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _products_with_values(form: MatrixForm) -> list[str]:
 
 
 def _fast(form: MatrixForm, back: WayBack) -> list[str]:
-    name = "log2_decay" if form.log_decay else "decay"
+    name = "log2_decay" if form.log_slope else "decay"
     reach = "d - logs" if form.reads_before else "d"
     lines = [
         "queries = tl.load(ptr_queries + place * (C * KP) + i * KP + column)",
@@ -142,7 +143,7 @@ def _fast(form: MatrixForm, back: WayBack) -> list[str]:
     ]
     if not back.reads(name):
         return [*lines, f"grad_{name} = tl.zeros([C, KB], FLOAT)"]
-    to_log = f"slope * {LN2!r}" if form.log_decay else "slope / decay"
+    to_log = f"slope * {LN2!r}" if form.log_slope else "slope / decay"
     return [
         *lines,
         "sent = queries.to(FLOAT) * of_queries",
@@ -200,7 +201,7 @@ def _exact(form: MatrixForm) -> list[str]:
         "by_down = of_keys * key",
         "for level in tl.range(0, LEVELS):",
         *frame.indent([*_products("LEVELS - 1 - level"), *gates.halves("(LEVELS - 1 - level)"), *apart]),
-        f"grad_log2_decay = by_up * decay * {LN2!r}" if form.log_decay else "grad_decay = by_up",
+        f"grad_log2_decay = by_up * decay * {LN2!r}" if form.log_slope else "grad_decay = by_up",
     ]
 
 

@@ -304,6 +304,15 @@ def test_req18_strong_decays(name, dtype, kind):
     check(with_logs(kind), strong(STRONG[name], kind, dtype), quantity="forward")
 
 
+def test_req18_a_sigmoid_that_is_small_now_and_then():
+    """Not flagged: the gradient is not divided by it."""
+    matrix = Matrix(decay="sigmoid")
+    tensors = matrix.draw(F32, b=1, h=1, t=64)
+    tensors["f"].fill_(3.0)
+    tensors["f"][:, ::32] = -12.0
+    check(matrix, tensors, quantity="forward")
+
+
 @pytest.mark.parametrize("factor", [-1.0, 1.01])
 def test_req19_any_sign_and_growth(factor):
     """Decays that no logarithm holds are multiplied."""

@@ -33,6 +33,8 @@ def test_every_form_is_found(matrix):
     assert form.decay_on == matrix.on
     assert form.reads_before == (matrix.read in {"before", "bonus"})
     assert form.log_decay == (matrix.decay in {"log", "power", "head's", "number", "none", "on values, log"})
+    sigmoids = {"sigmoid", "a channel's", "head's constant"}
+    assert form.log_slope == (form.decay_on != "value" and (form.log_decay or matrix.decay in sigmoids))
     assert form.plain_readout == (matrix.read not in {"bonus", "skip", "gated"})
 
 
