@@ -41,7 +41,7 @@ def backward(
     call = setting_of(text, form, work, sizes, options, timed)
     targets = {i: work.outputs[g] for i, g in derived.gradients}
     found = Gradients(call, scan, targets)
-    made, values = operands(call, work.inputs), values_of(call, scan, work)
+    made, values = operands(call, work.inputs, gradients=True), values_of(call, scan, work)
     begin = States.of(call, first_state(call, work.kept[form.state]))
     seeds = [States.of(call, v) for v in work.starts.values()]
     ends = [States.of(call, v) for v in work.ends.values()]

@@ -41,11 +41,13 @@ def kernel(source: str) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def gates_source(text: str, chunk: ChunkForm, *, exact: bool) -> str:
+def gates_source(text: str, chunk: ChunkForm, *, exact: bool, gradients: bool) -> str:
     """The text of a kernel of chunks' operands."""
     form = matrix_form(text)
     assert isinstance(form, MatrixForm)
-    return (chunk_gates.exact_kernel if exact else chunk_gates.fast_kernel)(form, chunk)
+    if exact:
+        return chunk_gates.exact_kernel(form, chunk)
+    return chunk_gates.fast_kernel(form, chunk, gradients=gradients)
 
 
 walk_source = lru_cache(maxsize=256)(walk_kernel)
@@ -59,7 +61,7 @@ def gate_views(call: Setting, inputs: Mapping[str, View]) -> list[Found]:
     return [(t, inputs[n], call.form.key_axis) for t, n in zip(tiles, names, strict=True)]
 
 
-def operands(call: Setting, inputs: Mapping[str, View]) -> Operands:
+def operands(call: Setting, inputs: Mapping[str, View], *, gradients: bool = False) -> Operands:
     """Queries, keys, scores and scales of all chunks, those that are no matter for the fast form repaired."""
     plan, shape = call.plan, (call.count, call.chunks)
     made = Operands(
@@ -77,7 +79,7 @@ def operands(call: Setting, inputs: Mapping[str, View]) -> Operands:
         "C": plan.steps,
         "LEVELS": plan.levels,
     }
-    fast, exact = (gates_source(call.text, call.chunk, exact=e) for e in (False, True))
+    fast, exact = (gates_source(call.text, call.chunk, exact=e, gradients=gradients) for e in (False, True))
     grid = call.count * call.chunks
     run(call, fast, found, given, constants | {"KB": plan.gate_keys}, grid, plan.gate_warps)
     grid = call.count * -(-call.chunks // chunk_gates.TOGETHER)

@@ -25,8 +25,9 @@ TOGETHER = 32  # chunks whose flags one program looks at
 AT_MID = "at_mid = ((j <= i) & (j >= C // 2)).to(LOGS) - ((j > i) & (j < C // 2)).to(LOGS)"
 
 
-def fast_kernel(form: MatrixForm, chunk: ChunkForm) -> str:
-    """The kernel of all chunks."""
+def fast_kernel(form: MatrixForm, chunk: ChunkForm, *, gradients: bool) -> str:
+    """The kernel of all chunks; for `gradients` those are flagged too where these would divide by little."""
+    least = 8.0 if gradients and not form.log_slope else chunk.limit
     body = [
         *frame.place(chunk, "tl.program_id(0) // CHUNKS"),
         "chunk = tl.program_id(0) % CHUNKS",
@@ -34,7 +35,7 @@ def fast_kernel(form: MatrixForm, chunk: ChunkForm) -> str:
         AT_MID,
         "scores = tl.zeros([C, C], FLOAT)  # [key, query]",
         "largest = tl.zeros([C, KB], FLOAT)",
-        *over_columns([*load_gates(form), *logarithms(form, chunk), *_tested(form, chunk), *_fast(form)]),
+        *over_columns([*load_gates(form), *logarithms(form, chunk), *_tested(least), *_fast(form)]),
         *_store_scores(form),
         f"tl.store(ptr_flags + place, (tl.max(largest) < {chunk.limit!r}).to(tl.int32))",
     ]
@@ -155,9 +156,8 @@ def logarithms(form: MatrixForm, chunk: ChunkForm) -> list[str]:
     ]
 
 
-def _tested(form: MatrixForm, chunk: ChunkForm) -> list[str]:
-    """What is to be small. A gradient may be divided by the decay."""
-    least = chunk.limit if form.log_slope else 8.0
+def _tested(least: float) -> list[str]:
+    """What is to be small, and no decay below 2^-least."""
     return [
         f'size = tl.where(logs >= {-least!r}, tl.abs(d), float("inf"))',
         "largest = tl.maximum(largest, size)",
