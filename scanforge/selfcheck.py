@@ -93,21 +93,24 @@ def shipped() -> list[Declared]:
 
     found: dict[str, Declared] = {n: getattr(operators, n) for n in operators.__all__}
     for module in pkgutil.walk_packages(models.__path__, f"{models.__name__}."):
-        for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, type) and issubclass(value, Recurrence) and value is not Recurrence:
-                found.setdefault(f"{value.__module__}.{value.__name__}", value)
+        for name, value in [*vars(importlib.import_module(module.name)).items()]:
+            declares = isinstance(value, type) and issubclass(value, Recurrence) and value is not Recurrence
+            if declares and name == value.__name__:  # a compiler puts variants there, under names of its own
+                found.setdefault(f"{value.__module__}.{name}", value)
     return list(found.values())
 
 
 def run(declared: Sequence[Declared], backend: str, device: torch.device) -> tuple[Row, ...]:
     """Each recurrence in each form of a backend, with a progress bar, then a table of them all."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
 
     kind = "interpreter" if backend == "triton" and device.type == "cpu" else backend
     pairs = [(one, form) for one in declared for form in FORMS[kind] if applies(one, form, device)]
-    bar = track(pairs, "checking", console=Console(stderr=True), transient=True)
-    rows = tuple(_checked(one, form, backend, device) for one, form in bar)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        rows = tuple(
+            _checked(one, form, backend, device) for one, form in bar.track(pairs, description="checking")
+        )
     show(rows, f"{backend} on {device}{' in its interpreter' if kind == 'interpreter' else ''}")
     return rows
 
