@@ -13,7 +13,11 @@ from tests.reference.compare import cotangent, many
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.interpreter
-TILES = [Tiles(32, 16, 32, 2, 64), Tiles(4, 2, 32, 2, 8), Tiles(8, 4, 32, 2, 16, groups=2)]
+TILES = [
+    Tiles(32, 16, 32, 2, 64),
+    pytest.param(Tiles(4, 2, 32, 2, 8), marks=pytest.mark.slow),
+    Tiles(8, 4, 32, 2, 16, groups=2),
+]
 
 
 @pytest.fixture
