@@ -24,7 +24,7 @@ SIZES = {"b": 2, "t": 9, "d": 3, "n": 4, "g": 2, "h": 2, "k": 3, "v": 3}
 DECLARATIONS = [
     Euler, ZeroOrderHold, GroupedEuler, GroupedZeroOrderHold, SigmoidGated, LinearGated, Previous,
     *(declared(8.0, gelu, first) for gelu in GELUS for first in (False, True)),
-      *(Form(2, 3, 3, decay, keys, "silu", None).recurrence
+    *(Form(2, 3, 3, decay, keys, "silu", None).recurrence
       for decay, keys in (("key", "tied"), ("key", "free"), ("value", "free"))),
     *(pytest.param(Form(2, 3, 3, decay, "free", a, None).recurrence, marks=pytest.mark.slow)
       for decay in ("key", "value") for a in ACTIVATIONS if a != "silu"),
