@@ -52,7 +52,7 @@ def scan(  # noqa: PLR0913 - options by keyword
     and a final state of its own. `mask` of shape (b, t): false is padding, where the state passes through,
     outputs and gradients are 0; `lengths` of shape (b,) says the same for padding on the right.
     `memory="low"` keeps fewer states for the backward pass, which takes longer. `lowering` forces one of the
-    backend's: "loop" or "parallel", "ordered_tile", "split" or "chunked".
+    backend's: "loop" or "parallel", "ordered_tile", "split" or "chunked" (which a GPU refuses as yet).
 
     Raises InputError (ArgumentError, ShapeError, DTypeError, DeviceError) for tensors that do not fit,
     LawError for an operator that breaks a law, BackendError for a backend that cannot run here.

@@ -6,6 +6,7 @@ Elsewhere they are defined at first use. A process that only loads a program wri
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ import torch
 from scanforge.errors import ArgumentError
 from scanforge.ir.scan import TIME, load
 from scanforge.launch import Options, evaluate, kept_states, output_dtypes, sizes_of
+from scanforge.library import run_scan
 from scanforge.op import library
 
 Tensor = torch.Tensor
 library()
+_SIGNATURE = signature(run_scan)
 
 
 def decompositions() -> dict[Any, Callable[..., list[Tensor]]]:
@@ -37,25 +40,18 @@ def decompositions() -> dict[Any, Callable[..., list[Tensor]]]:
     return {torch.ops.scanforge.scan.default: _plain}
 
 
-def _plain(  # noqa: PLR0913, PLR0917 - as in the schema
-    recurrence: str,
-    inputs: list[Tensor],
-    initial: list[Tensor],
-    reverse: bool,
-    lowering: str,
-    backend: str,
-    memory: str,
-    dtype: torch.dtype,
-    keep: bool,
-    bounds: Tensor | None,
-) -> list[Tensor]:
+def _plain(*given: Any, **named: Any) -> list[Tensor]:
+    """The op's function for these arguments, which are those of `run_scan`."""
+    call = _SIGNATURE.bind(*given, **named).arguments
+    recurrence, inputs, initial = call["recurrence"], call["inputs"], call["initial"]
+    dtype, keep = call["dtype"], call["keep"]
     scan = load(recurrence)
-    if bounds is not None:
+    if call["bounds"] is not None:
         raise ArgumentError(
             f"{scan.name}: packed sequences (cu_seqlens) have no form in plain ops, which would depend on "
             "the bounds' values: leave the op in the program, or pad the sequences and write lengths=."
         )
-    options = Options(reverse, "loop", dtype)  # the other one writes into tensors of its own
+    options = Options(call["reverse"], "loop", dtype)  # the other one writes into tensors of its own
     names = kept_states(scan, output_dtypes(scan, inputs, dtype), dtype) if keep else []
     steps = sizes_of(scan, inputs, initial)[TIME]
     if not isinstance(steps, int) or steps == 0:

@@ -250,7 +250,7 @@ def kernel_source(
         grid=tuple((a,) for a in lanes[:-1]),
         held=held.axis,
         entries=held.entries,
-        group=held.group,
+        together=held.together,
         whole=held.whole,
         sizes=held.sizes,
     )

@@ -63,12 +63,12 @@ class Inside:
 class Held:
     """How axes lie in a program: one in each thread's registers (`axis`), or some over its threads (`whole`).
 
-    `rows`, `lanes`, `stages`, `warps` are the tile. A backward kernel walks `group` entries together.
+    `rows`, `lanes`, `stages`, `warps` are the tile. A backward kernel walks `together` entries side by side.
     """
 
     axis: str = ""
     entries: int = 1
-    group: int = 1
+    together: int = 1
     whole: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     rows: int = 0

@@ -160,7 +160,7 @@ def _form(
         grid=tuple(tuple(work.axes[i] for i in group) for group in lanes.groups[:-1]),
         held=held.axis,
         entries=held.entries,
-        group=held.group,
+        together=held.together,
         whole=held.whole,
         sizes=held.sizes,
         spacing=keep.spacing if keep else 0,

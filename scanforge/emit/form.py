@@ -24,7 +24,7 @@ class Form:
     grid: tuple[tuple[str, ...], ...] = ()  # the axes of each outer group
     held: str = ""  # the axis whose entries one thread holds
     entries: int = 1  # of the held axis
-    group: int = 1  # entries that a backward kernel walks together
+    together: int = 1  # entries that a backward kernel walks side by side
     whole: tuple[str, ...] = ()  # axes that lie in a program whole, as dimensions of its tensors
     sizes: tuple[int, ...] = ()  # of these
     spacing: int = 0  # a forward kernel keeps the states before every so many rows; 0: none

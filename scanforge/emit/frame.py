@@ -19,7 +19,7 @@ class Frame:
         self.rooms = dict(self.tensors)
         self.timed = timed(kernel)
         self.sign, self.rows = ("-" if down else "+"), form.rows
-        self.whole = form.rows * form.groups  # rows of a tile
+        self.tile_rows = form.rows * form.groups  # rows of a tile
 
     def entries(self, room: Room) -> list[int | None]:
         """The entries of the held axis that a tensor has; None for a tensor without it."""
@@ -31,7 +31,7 @@ class Frame:
         if self.form.held:
             lines.append(f"    entry = tl.arange(0, {power_of_two(self.form.entries)})")
         lines += [self.address(t, room) for t, room in self.tensors]
-        lines.append(f"    tiles = T // {self.whole}")
+        lines.append(f"    tiles = T // {self.tile_rows}")
         return lines
 
     def threads(self) -> list[str]:
@@ -113,7 +113,7 @@ class Frame:
         last = "(tiles - 1).to(tl.int64)"
         for t in self.timed:
             room = self.rooms[t]
-            at = f"at_{t} + {last} * {self.whole} * st_{t}" if self.down else f"at_{t}"
+            at = f"at_{t} + {last} * {self.tile_rows} * st_{t}" if self.down else f"at_{t}"
             if t.startswith("out_"):
                 lines.append(f"    tile_{t} = {at}")
             elif self.form.apart(room):

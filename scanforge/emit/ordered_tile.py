@@ -147,7 +147,7 @@ class _Writer:
         body += self.load_kept("tile_") if self.down else []
         body += self.fence()
         body += self.rows(r, lambda t, i: f"tile_{t} + {i} * st_{t}")
-        return lines + [f"        {x}" for x in (*body, *f.advance("tile", f.whole, f.passed))]
+        return lines + [f"        {x}" for x in (*body, *f.advance("tile", f.tile_rows, f.passed))]
 
     def load_kept(self, at: str) -> list[str]:
         return self.frame.load_states("kept", lambda s, n: before_name(s, 0, n), at)
@@ -204,7 +204,7 @@ class _Writer:
     def groups(self, ahead: bool) -> list[list[int]]:
         """The entries of the held axis that are walked together."""
         every = list(range(self.form.entries))
-        size = self.form.group if ahead and self.down else len(every)
+        size = self.form.together if ahead and self.down else len(every)
         return [every[k : k + size] for k in range(0, len(every), size)]
 
     def run_again(self, count: int, entries: list[int], *, ahead: bool) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -23,6 +24,8 @@ from scanforge.planned import planned
 from scanforge.schedule import next_state, step_program
 from scanforge.show import dataflow
 from scanforge.show.graph import graph
+from tests import broken
+from tests.broken import Half
 from tests.catalogue import CASES
 from tests.recurrence_declarations import HGRN2, RGLRU, SelectiveSSM
 from tests.recurrences import ENTRIES
@@ -30,19 +33,6 @@ from tests.recurrences import ENTRIES
 DECLARED = [*(case.operator for case in CASES), *(entry.recurrence for entry in ENTRIES)]
 every_one = pytest.mark.parametrize("declared", DECLARED, ids=lambda x: x.__name__)
 VOID = {"meta", "br", "link", "img"}
-
-
-class Half(sf.Operator):
-    """Not associative."""
-
-    x = sf.Element(identity=0.0)
-    h = sf.State()
-
-    def combine(self, later):
-        return Half(x=0.5 * self.x + later.x)
-
-    def apply(self, h):
-        return 0.5 * h + self.x
 
 
 def scans(declared):
@@ -303,27 +293,12 @@ class TestReport:
 
     def test_a_broken_operator_exits_1(self, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "half.py").write_text(HALF, encoding="utf-8")
+        shutil.copy(broken.__file__, tmp_path / "half.py")
         monkeypatch.setattr("sys.argv", ["scanforge", "report", "half.py:Half"])
         with pytest.raises(SystemExit) as done:
             cli.main()
         assert done.value.code == 1
         assert (tmp_path / "Half.html").exists()
-
-
-HALF = """
-import scanforge as sf
-
-class Half(sf.Operator):
-    x = sf.Element(identity=0.0)
-    h = sf.State()
-
-    def combine(self, later):
-        return Half(x=0.5 * self.x + later.x)
-
-    def apply(self, h):
-        return 0.5 * h + self.x
-"""
 
 
 class TestTiming:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import scanforge as sf
+from tests.broken import Half
 from tests.catalogue import CASES, draw
 from tests.reference.compare import LOWERINGS, many
 from tests.subprocesses import ROOT, run_python
@@ -18,19 +19,6 @@ from tests.tolerances import assert_close
 every_operator = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 every_lowering = pytest.mark.parametrize("lowering", LOWERINGS)
 both_ways = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-
-
-class Half(sf.Operator):
-    """Not associative."""
-
-    x = sf.Element(identity=0.0)
-    h = sf.State()
-
-    def combine(self, later):
-        return Half(x=0.5 * self.x + later.x)
-
-    def apply(self, h):
-        return 0.5 * h + self.x
 
 
 class Machine(sf.Operator):

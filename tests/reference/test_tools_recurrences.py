@@ -10,6 +10,7 @@ import torch
 import scanforge as sf
 from scanforge import cli, example, op, validate
 from scanforge.facts import facts
+from tests.broken import Half
 from tests.recurrence_declarations import (
     HGRN2,
     RGLRU,
@@ -66,16 +67,6 @@ class TestCheck:
         assert "state   h: float[b d n]" in sf.explain(Filters)
 
     def test_a_broken_operator_in_the_element(self):
-        class Half(sf.Operator):
-            x = sf.Element(identity=0.0)
-            h = sf.State()
-
-            def combine(self, later):
-                return Half(x=0.5 * self.x + later.x)
-
-            def apply(self, h):
-                return 0.5 * h + self.x
-
         class Halves(sf.Recurrence):
             x = sf.Input("b t d")
             h, g = sf.State("b d"), sf.State("b d")
