@@ -13,11 +13,22 @@ from tests.subprocesses import ROOT, run_python
 BLOCKS = [block for page in pages() for block in python_blocks(page)]
 
 
+# On a busy machine torch's threads of a gloo group now and then end a process that is over already with
+# "terminate called without an active exception": such a program leaves without waiting for them.
+LEAVE = """
+import os
+print("done", flush=True)
+os._exit(0)
+"""
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda b: f"{b.page}:{b.line}")
 def test_program_runs(block: Block, tmp_path: Path):
     program = tmp_path / "program.py"
-    program.write_text(block.code, encoding="utf-8")
-    run_python(str(program), cwd=tmp_path)
+    grouped = "init_process_group" in block.code and "mp.spawn" not in block.code
+    program.write_text(block.code + LEAVE * grouped, encoding="utf-8")
+    printed = run_python(str(program), cwd=tmp_path)
+    assert not grouped or "done" in printed
 
 
 def test_readme_begins_with_a_program():
