@@ -173,6 +173,7 @@ def _record(
     _CALLS.put(key, entry or NEVER)
     if not gradient:
         return result
+    del result  # before room for another is asked for
     return run(operator, *unnamed, **keywords) if entry is None else entry(tensors)
 
 
@@ -199,6 +200,6 @@ def _entry(recorder: Recorder, seen: Watch) -> Watched | Differentiable | None:
         inside,
         after,
         shown,
-        tuple(k for k in range(shown) if not results[k].is_floating_point()),
+        tuple(k for k in range(shown) if not results[k].dtype.is_floating_point),
         (*range(outputs), *range(shown, len(results))),
     )

@@ -88,7 +88,7 @@ class _Writer:
 
     def _head(self, given: str) -> list[str]:
         """Launches go to the tensors' device and to its current stream."""
-        devices = {x.device for x in self.tape.tensors if x.is_cuda}
+        devices = {x.device for x in self.tape.tensors if x.device.type == "cuda"}
         compiled = any(isinstance(s, Launch) and s.compiled is not None for s in self.steps)
         if not compiled:
             return []
@@ -138,7 +138,8 @@ class _Writer:
                 continue
             view = tensors[use.made[0]]
             is_view = self.tape.roots[use.made[0]] == i and view.dtype == tensors[i].dtype
-            if is_view and view.numel() == tensors[i].numel() and view.data_ptr() == tensors[i].data_ptr():
+            all_of_it = math.prod(view.shape) == math.prod(tensors[i].shape)
+            if is_view and all_of_it and view.address == tensors[i].address:
                 found[i] = use.made[0]
         return found
 
@@ -184,8 +185,7 @@ class _Writer:
         made = self.whole.get(step.made[0], step.made[0])
         like = self.tape.tensors[made]
         of = f"dtype={self._text(like.dtype)}, device={self._text(like.device)}"
-        size, stride = tuple(map(int, like.shape)), tuple(map(int, like.stride()))
-        text = f"t{made} = empty_strided({size}, {stride}, {of})"
+        text = f"t{made} = empty_strided({like.shape}, {like.strides}, {of})"
         return text if step.name in EMPTY else f"{text}.zero_()"
 
     def _launch(self, step: Launch) -> str:
@@ -205,7 +205,7 @@ class _Writer:
     def _pointer(self, ref: Ref) -> str:
         """The address, as a number of bytes behind that of the tensor whose memory it lies in."""
         tape, root = self.tape, self.tape.roots[ref.index]
-        offset = tape.tensors[ref.index].data_ptr() - tape.tensors[root].data_ptr()
+        offset = tape.tensors[ref.index].address - tape.tensors[root].address
         return f"{self._text(Ref(root))}.data_ptr()" + (f" + {offset}" if offset else "")
 
 

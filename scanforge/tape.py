@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -25,6 +26,22 @@ class Ref:
     """A tensor of a tape."""
 
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a tensor was. The tensor itself goes when the computation lets go of it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    address: int
+
+    @staticmethod
+    def of(x: Tensor) -> Seen:
+        """Of a tensor, now."""
+        return Seen((*map(int, x.shape),), (*map(int, x.stride()),), x.dtype, x.device, x.data_ptr())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,7 @@ class Tape:
     """Steps from the given tensors, which are the first, to what is returned (nested tuples of Refs)."""
 
     given: int
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[Seen] = field(default_factory=list)
     roots: list[int] = field(default_factory=list)  # of each tensor the one whose memory it lies in
     steps: list[Step] = field(default_factory=list)
     returned: Any = None
@@ -113,17 +130,22 @@ class Recorder(TorchDispatchMode):
 
     def _begin(self, given: Sequence[Tensor]) -> None:
         self.tapes.append(Tape(len(given)))
-        self.known: dict[int, int] = {}
+        self.known: dict[int, tuple[ref[Tensor], int]] = {}  # by id, which a tensor that is gone leaves free
         for x in given:
             self._add(x, None)
 
     def _add(self, x: Tensor, root: int | None) -> int:
         tape = self.tapes[-1]
         index = len(tape.tensors)
-        self.known.setdefault(id(x), index)
-        tape.tensors.append(x)
+        if self._index(x) is None:
+            self.known[id(x)] = (ref(x), index)
+        tape.tensors.append(Seen.of(x))
         tape.roots.append(index if root is None else root)
         return index
+
+    def _index(self, x: Tensor) -> int | None:
+        found = self.known.get(id(x))
+        return found[1] if found and found[0]() is x else None
 
     def ends(self, returned: Any) -> None:
         """What the present tape returns: tensors in nested tuples."""
@@ -155,10 +177,11 @@ class Recorder(TorchDispatchMode):
             return
         given, named = self._noted(args), {n: self._noted(x) for n, x in keywords.items()}
         tape, memory = self.tapes[-1], {x.untyped_storage()._cdata: x for x in reversed(read)}
-        fresh = [x for x in made if id(x) not in self.known]
+        fresh = [x for x in made if self._index(x) is None]
         for x in fresh:
             source = memory.get(x.untyped_storage()._cdata)
-            self._add(x, None if source is None else tape.roots[self.known[id(source)]])
+            at = None if source is None else self._index(source)
+            self._add(x, None if at is None else tape.roots[at])
         written = [
             value
             for value, declared in zip(args, run._schema.arguments, strict=False)
@@ -170,7 +193,7 @@ class Recorder(TorchDispatchMode):
         name = run._schema.name.partition("::")[2]
         if name in EMPTY | ZEROS:
             given, named = (), {}
-        tape.steps.append(Op(run, name, given, named, tuple(self.known[id(x)] for x in made), roots))
+        tape.steps.append(Op(run, name, given, named, (*indices(self._noted(made)),), roots))
 
     def launched(self, launch: Launch) -> None:
         """Note a launch that has happened."""
@@ -180,10 +203,11 @@ class Recorder(TorchDispatchMode):
     def _noted(self, value: Any) -> Any:
         """The value with Refs for tensors, and tuples for lists."""
         if isinstance(value, Tensor):
-            if id(value) not in self.known:
+            index = self._index(value)
+            if index is None:
                 self.trouble = "a tensor comes from elsewhere"
                 return None
-            return Ref(self.known[id(value)])
+            return Ref(index)
         return tuple(map(self._noted, value)) if isinstance(value, tuple | list) else value
 
 

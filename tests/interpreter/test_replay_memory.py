@@ -1,14 +1,15 @@
-"""A replay holds no tensor longer than the call that it repeats: segments come and go."""
+"""Neither a replay nor the recording of one holds a tensor longer than the call does: segments come and go."""
 
 from __future__ import annotations
 
 import re
+from weakref import ref
 
 import pytest
 import torch
 
 import scanforge as sf
-from scanforge import plan, replay_text
+from scanforge import plan, replay_text, tape
 from tests.kernels import Tiles
 from tests.recurrences import BY_NAME, draw
 
@@ -30,6 +31,17 @@ def most_alive(text: str) -> int:
     return most
 
 
+def trained(monkeypatch, steps: int, times: int) -> None:
+    """Both passes of an expanded state in segments of one chunk, some times over."""
+    Tiles(4, 4, chunk=8).force(monkeypatch)
+    monkeypatch.setitem(plan.BUDGET, "low", 0.0)
+    tensors, _ = draw(BY_NAME["Mamba"], torch.float32, b=1, t=steps, d=2, n=2)
+    for _ in range(times):
+        given = {n: x.clone().requires_grad_() for n, x in tensors.items()}
+        y = sf.scan(BY_NAME["Mamba"].recurrence, **given, backend="triton", memory="low")
+        y.sum().backward()
+
+
 def test_as_many_tensors_for_many_segments_as_for_few(monkeypatch):
     texts: list[str] = []
     function = replay_text._Writer.function
@@ -40,18 +52,33 @@ def test_as_many_tensors_for_many_segments_as_for_few(monkeypatch):
         return made
 
     monkeypatch.setattr(replay_text._Writer, "function", noted)
-    Tiles(4, 4, chunk=8).force(monkeypatch)
-    monkeypatch.setitem(plan.BUDGET, "low", 0.0)  # segments of one chunk
     most = []
     for steps in (24, 48):
-        tensors, _ = draw(BY_NAME["Mamba"], torch.float32, b=1, t=steps, d=2, n=2)
         del texts[:]
-        for _ in range(3):
-            given = {n: x.clone().requires_grad_() for n, x in tensors.items()}
-            y = sf.scan(BY_NAME["Mamba"].recurrence, **given, backend="triton", memory="low")
-            y.sum().backward()
+        trained(monkeypatch, steps, times=3)
         backward = max(texts, key=len)
         most.append((most_alive(backward), backward.count("empty_strided")))
     (few, made_for_few), (many, made_for_many) = most
     assert made_for_many > made_for_few, "no more segments"
     assert few == many < made_for_few
+
+
+def test_a_recording_holds_as_many_for_many_segments_as_for_few(monkeypatch):
+    add, noted, most = tape.Recorder._add, [], 0
+
+    def counted(recorder, x, root):
+        nonlocal most
+        noted.append(ref(x))
+        most = max(most, sum(r() is not None for r in noted))
+        return add(recorder, x, root)
+
+    monkeypatch.setattr(tape.Recorder, "_add", counted)
+    counts = []
+    for steps in (24, 48):
+        most = 0
+        del noted[:]
+        trained(monkeypatch, steps, times=2)
+        counts.append((most, len(noted)))
+    (few, noted_for_few), (many, noted_for_many) = counts
+    assert noted_for_many > noted_for_few, "no more segments"
+    assert few == many < noted_for_few
