@@ -314,6 +314,19 @@ class TestTiming:
         ]  # fmt: skip
         assert all(r.seconds > 0 for r in (*timed.rows, timed.copy))
 
+    @pytest.mark.parametrize("declared", [SelectiveSSM, HGRN2], ids=lambda x: x.__name__)
+    def test_states_that_grow_without_end_are_timed(self, declared, monkeypatch):
+        """What overflows is in both, and is not compared."""
+        monkeypatch.setattr(timing, "SECONDS", 0.001)
+        monkeypatch.setattr(timing, "draw", lambda kind, domain, shape, random: torch.full(shape, 3.0))
+        found = example(declared, None, {}, {**SMALL, "t": 512})
+        shown = timing._listed(
+            sf.scan(declared, **{n: torch.full_like(x, 3.0) for n, x in found.tensors.items()})
+        )
+        assert not all(y.isfinite().all() for y in shown)
+        timed = timing.measured(declared, found, torch.float32, "cpu")
+        assert all(r.seconds > 0 for r in timed.rows)
+
     def test_nothing_wrong_is_timed(self, monkeypatch):
         def spoiled(operator, backend=None, **tensors):
             y = sf.scan(operator, backend=backend, **tensors)
