@@ -319,11 +319,9 @@ class TestTiming:
         """What overflows is in both, and is not compared."""
         monkeypatch.setattr(timing, "SECONDS", 0.001)
         monkeypatch.setattr(timing, "draw", lambda kind, domain, shape, random: torch.full(shape, 3.0))
-        found = example(declared, None, {}, {**SMALL, "t": 512})
-        shown = timing._listed(
-            sf.scan(declared, **{n: torch.full_like(x, 3.0) for n, x in found.tensors.items()})
-        )
-        assert not all(y.isfinite().all() for y in shown)
+        found = example(declared, None, {}, {**SMALL, "t": 2048})
+        threes = {n: torch.full(x.shape, 3.0) for n, x in found.tensors.items()}
+        assert not all(y.isfinite().all() for y in timing._listed(sf.scan(declared, **threes)))
         timed = timing.measured(declared, found, torch.float32, "cpu")
         assert all(r.seconds > 0 for r in timed.rows)
 
