@@ -9,24 +9,27 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from triton.compiler.errors import CompileTimeAssertionFailure
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
 SECONDS = 150  # after which what is not compiled is left to the process that measures
 Call = Callable[[], Any]
-Makers = list[Callable[[], Call]]  # each makes a call; what it launches meanwhile is another part's
+Makers = Iterable[Callable[[], Call]]  # each makes a call; what it launches meanwhile is another part's
 
 
 class Ahead:
     """The processes of each part."""
 
-    def __init__(self, command: list[str], parts: dict[str, int]) -> None:
+    def __init__(self, command: list[str], parts: dict[str, int], seconds: float = SECONDS) -> None:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.end = time.time() + SECONDS
+        self.end = time.time() + seconds
         self.running = {
             name: [
                 subprocess.Popen([sys.executable, *command, f"{name}:{k}/{count}"], **quiet)
@@ -43,14 +46,23 @@ class Ahead:
             except subprocess.TimeoutExpired:
                 process.kill()
 
+    def lost(self) -> int:
+        """How many processes have not come to their end by themselves."""
+        return sum(process.poll() != 0 for some in self.running.values() for process in some)
+
 
 def compile_part(text: str, makers: dict[str, Callable[[], Makers]], failures: tuple[type, ...]) -> int:
     """Compile "name:k/n". What fails is left to the process that measures. The number of kernels compiled."""
     name, _, share = text.partition(":")
     mine, of = map(int, share.split("/"))
+    return compile_share(makers[name](), mine, of, failures)
+
+
+def compile_share(makers: Makers, mine: int, of: int, failures: tuple[type, ...]) -> int:
+    """Of the distinct kernels that the calls launch, every n-th. The number of kernels compiled."""
     seen: dict[Any, bool] = {}
     with launches(lambda key: False):
-        for make in makers[name]():
+        for make in makers:
             try:
                 call = make()
                 with launches(lambda key: seen.setdefault(key, len(seen) % of == mine)):
@@ -62,18 +74,37 @@ def compile_part(text: str, makers: dict[str, Callable[[], Makers]], failures: t
 
 @contextmanager
 def launches(chosen: Callable[[Any], bool]) -> Iterator[None]:
-    """No kernel is launched; those that are chosen, by what they are specialised on, are compiled."""
+    """No kernel is launched; those that are chosen, by what they are specialised on, are compiled.
+
+    A kernel with an autotuner is one of each of its configurations, none of which is timed.
+    """
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        if chosen((id(self), *map(_seen, args), *sorted(kwargs.items()))):
+        named = ((n, _seen(x) if isinstance(x, torch.Tensor) else x) for n, x in sorted(kwargs.items()))
+        if chosen((id(self), *map(_seen, args), *named)):
             _RUN(self, *args, grid=grid, warmup=True, **kwargs)
 
-    before = JITFunction.run
-    JITFunction.run = compile_only
+    before = JITFunction.run, Autotuner._bench, Autotuner.check_disk_cache
+    JITFunction.run, Autotuner._bench, Autotuner.check_disk_cache = compile_only, _untimed, _unsaved
     try:
         yield
     finally:
-        JITFunction.run = before
+        JITFunction.run, Autotuner._bench, Autotuner.check_disk_cache = before
+
+
+def _untimed(tuner: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
+    """In place of a configuration's times; one that cannot be compiled is no choice."""
+    try:
+        tuner.fn.run(*args, **meta, **config.all_kwargs())
+    except (OutOfResources, PTXASError, CompileTimeAssertionFailure):
+        return [float("inf")]
+    return [0.0]
+
+
+def _unsaved(tuner: Any, key: Any, configs: Any, bench: Callable[[], None]) -> bool:
+    """Times that nobody took are not kept on disk."""
+    bench()
+    return False
 
 
 _RUN = JITFunction.run

@@ -29,16 +29,13 @@ from benchmarks.fused_tables import BARE, COPY, EMPTY, FUSED, LOW
 from benchmarks.layer_gate import Gated
 from benchmarks.layers import MAMBA, RG_LRU, Layer
 from benchmarks.record import ROOT, Results, environment, finish, rate
-from benchmarks.scan import FAILURES as KNOWN
-from benchmarks.scan import told
+from benchmarks.session import FAILURES, Row, Session
 from benchmarks.tables import BACKWARD, BOTH, FORWARD, TRAINING
 from benchmarks.timing import Times
 
-FAILURES = (*KNOWN, ArithmeticError, AttributeError, LookupError, NameError, OSError, TypeError, ValueError)
 PARTS = {"mamba backward": 3, "layers": 3, "mamba forward": 2, "steps": 1}  # processes, the slowest first
 BARE_BOUND = 0.2  # of errors that are shown: gates near 1 are rounded to bfloat16
 GRAPH_CALLS = 16
-Row = dict[str, Any]
 
 
 def main() -> None:
@@ -87,11 +84,12 @@ def makers(part: str, device: str) -> ahead.Makers:
     return [partial(mamba.call, BACKWARD), partial(low.call, BACKWARD)]
 
 
-class Run:
+class Run(Session):
     """The cases in order. A failure is recorded in place of a time, and what comes after it still runs."""
 
     def __init__(self, results: Results, device: str, clock: Any, wait: Callable[[str], None]) -> None:
-        self.results, self.device, self.clock, self.wait = results, device, clock, wait
+        super().__init__(results, device, clock)
+        self.wait = wait
         self.tiny = device == "cpu"
 
     def all(self) -> None:
@@ -111,24 +109,6 @@ class Run:
         self.directions(mamba, "mamba", (BACKWARD, BOTH))
         self.directions(mamba | {"implementation": LOW}, "low", (BOTH,))
         self.attempt(_COPY, self.copy_again)
-
-    def attempt(self, begin: Row, case: Callable[[], Row | None]) -> None:
-        """Record a case's row, or why it has none."""
-        try:
-            row = case()
-        except FAILURES as failure:
-            self.results.add({"direction": "all", "error": None} | begin | {"failed": told(failure)})
-        else:
-            if row is not None:
-                self.results.add(begin | row)
-
-    def copy(self) -> None:
-        nbytes, times = 2 * self.clock.COPIED, self.clock.copy_times()
-        pace = rate(nbytes, times.median)
-        self.results.copy = {"bytes": nbytes, "called": asdict(times), "rate_tb_s": pace, "again_tb_s": pace}
-
-    def copy_again(self) -> None:
-        self.results.copy["again_tb_s"] = rate(2 * self.clock.COPIED, self.clock.copy_times().median)
 
     @cached_property
     def rg_lru(self) -> Gated:

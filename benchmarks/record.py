@@ -82,13 +82,17 @@ def shell(*command: str) -> str:
 def line(row: dict[str, Any]) -> str:
     """A row for people: fraction of the copy, the device's time, as called, the host's, errors."""
     what = f"{row['operator']:13} {'x'.join(map(str, row['size'])):12} {row['layout']} {row['dtype']:8}"
-    start = f"{row['implementation'][:9]:9} {what} {row['direction']:20}"
+    start = f"{row['implementation'][:24]:24} {what} {row['direction']:20}"
+    if "unavailable" in row:
+        return f"{start} not run: {row['unavailable']}"
     if "failed" in row and "called" not in row:
         return f"{start} FAILED {row['failed']}"
     parts = [f"{row['fraction']:.3f} of copy"] if "fraction" in row else []
     parts += [f"{row['fraction_replayed']:.3f} replayed"] if "fraction_replayed" in row else []
-    measured = [name for name in ("cold", "replayed", "called", "host") if name in row]
+    measured = [name for name in ("cold", "replayed", "streamed", "called", "host") if name in row]
     parts += [f"{name} {1e3 * row[name]['median']:.1f} µs" for name in measured]
+    parts += [f"{row['tflop_s']:.0f} TFLOP/s"] if "tflop_s" in row else []
+    parts += [f"{row['peak_bytes'] / 2**30:.2f} GiB"] if "peak_bytes" in row else []
     if "failed" in row:
         parts.append(f"FAILED {row['failed']}")
     if row["error"]:
@@ -118,6 +122,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     found: dict[str, list[str]] = {}
     for row in rows:
         what = f"{row['operator']:13} {'x'.join(map(str, row['size'])):12} {row['layout']} {row['dtype']:8}"
-        cell = f"{row['fraction']:.3f}" if "fraction" in row else "failed" if "failed" in row else "passed"
-        found.setdefault(f"{row['implementation'][:9]:9} {what}", []).append(f"{cell:>7}")
+        said = next(
+            (word for key, word in (("failed", "failed"), ("unavailable", "–")) if key in row), "passed"
+        )
+        cell = f"{row['fraction']:.3f}" if "fraction" in row else said
+        found.setdefault(f"{row['implementation'][:24]:24} {what}", []).append(f"{cell:>7}")
     return [f"{what} {' '.join(cells)}" for what, cells in found.items()]

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from triton.errors import TritonError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout runs, installed or not
 
@@ -43,8 +42,8 @@ from benchmarks.cases import (
     tiny,
 )
 from benchmarks.record import RESULTS, ROOT, Results, environment, finish, rate
+from benchmarks.session import FAILURES, Session, told
 
-FAILURES = (AssertionError, RuntimeError, sf.ScanforgeError, TritonError)
 IN_ROUNDS, ROUNDS_REPEATS = "torch, log2(t) rounds", 5
 COMPILE_SECONDS = 200
 
@@ -96,11 +95,12 @@ def default_out(stamp: dict[str, Any]) -> Path:
 
 def measure_all(chosen: list[Row], results: Results) -> None:
     """The copy first and last, so that a device that changes its pace shows."""
-    results.copy = copied()
+    session = Session(results, "cuda", timing)
+    session.copy()
     for row in chosen:
         measure(row, "cuda", results)
     measure_baselines(chosen, results)
-    results.copy["again_tb_s"] = copied()["rate_tb_s"]
+    session.copy_again()
 
 
 def compile_ahead(jobs: int, only: str) -> None:
@@ -137,11 +137,6 @@ def first_calls() -> dict[str, Any]:
         return {"failed": told(failure)}
 
 
-def copied() -> dict[str, Any]:
-    nbytes, times = 2 * timing.COPIED, timing.copy_times()
-    return {"bytes": nbytes, "called": asdict(times), "rate_tb_s": rate(nbytes, times.median)}
-
-
 def measure(row: Row, device: str, results: Results) -> None:
     """A row in all directions, or the reason why it has no time."""
     begin = {"implementation": "scanforge", "operator": row.operator, **describe(row)}
@@ -164,10 +159,6 @@ def lowering() -> str:
 
 def describe(row: Row) -> dict[str, Any]:
     return {"size": list(row.size), "layout": row.layout, "dtype": dtype_name(row.dtype)}
-
-
-def told(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {failure}"[:500]
 
 
 def times(call: Callable[[], Any], nbytes: int, results: Results) -> dict[str, Any]:

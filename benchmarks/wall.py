@@ -13,14 +13,26 @@ from benchmarks.timing import Times, summary
 COPIED = 1 << 20
 
 
+class Cold:
+    """A call by the clock on the wall."""
+
+    def __init__(self, call: Callable[[], Any], *_: Any) -> None:
+        self.call = call
+
+    def sample(self, count: int) -> list[float]:
+        """Milliseconds, once however often it is asked for."""
+        before = time.perf_counter()
+        self.call()
+        return [1e3 * (time.perf_counter() - before)]
+
+
+Replayed = Streamed = Cold
+
+
 def cold(call: Callable[[], Any], repeats: int = 2) -> Times:
     """Milliseconds of a call."""
-    times = []
-    for _ in range(repeats):
-        before = time.perf_counter()
-        call()
-        times.append(1e3 * (time.perf_counter() - before))
-    return summary(times)
+    clock = Cold(call)
+    return summary([x for _ in range(repeats) for x in clock.sample(1)])
 
 
 def called(call: Callable[[], Any], repeats: int = 2) -> tuple[Times, Times]:
@@ -35,3 +47,20 @@ def copy_times() -> Times:
     source = torch.randn(COPIED // 4)
     target = torch.empty_like(source)
     return cold(lambda: target.copy_(source))
+
+
+def copying() -> Cold:
+    source = torch.randn(COPIED // 4)
+    target = torch.empty_like(source)
+    return Cold(lambda: target.copy_(source))
+
+
+def product_times(size: int = 64) -> tuple[int, Times]:
+    x = torch.randn(size, size)
+    return 2 * size**3, cold(lambda: x @ x)
+
+
+def peak(call: Callable[[], Any]) -> int:
+    """Nobody counts a CPU's bytes here."""
+    call()
+    return 0
