@@ -81,6 +81,11 @@ class Held:
         """The axes, either way."""
         return self.whole or ((self.axis,) if self.axis else ())
 
+    def positions(self, axes: tuple[str, ...]) -> dict[str, int]:
+        """Where the axes stand, by what a kernel calls a tensor's stride along them."""
+        names = ["sn"] if self.axis else [f"sw{k}" for k in range(len(self.whole))]
+        return {name: axes.index(a) for name, a in zip(names, self.axes, strict=True)}
+
 
 MOST_ENTRIES = 32  # of a held axis: more do not fit the registers of a thread
 VALUES = 128  # rows times entries whose inputs a forward kernel spreads at a time

@@ -58,7 +58,7 @@ def forward(text: str, scans: Chunked, work: Work, how: Split) -> None:
         _copy(work.ends, last)
         return
     tail = work.part(whole, cut.rest, rows, cut.rest // spacing + cut.rest % spacing if spacing else 0)
-    how.run(partial(forward_kernel, text), replace(tail, starts=last), keeps=True)
+    how.run(partial(forward_kernel, text), replace(tail, starts=last, rest=True), keeps=True)
 
 
 def backward(text: str, wanted: Wanted, scans: Chunked, work: Work, how: Split) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from math import log2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,32 @@ def tile_plan(
     return Tile(rows, lanes, max(2, min(stages, fitting, 8 if whole <= 16 else 5)), groups)
 
 
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What a launch leaves no choice of: a backward kernel's R, or how many rows a forward tile has at least.
+
+    `rest` if the steps are what other launches left, whose number must not matter.
+    """
+
+    rows: int = 0
+    least: int = 0
+    rest: bool = False
+
+
+def fitting_tile(
+    steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], fixed: Fixed, composed: Composed | None
+) -> Tile:
+    """The tile for a launch, of whole spacings of what is kept."""
+    down = fixed.rows > 0
+    choose = partial(tile_plan, steps, inner, outer, itemsizes, backward=down, composed=composed)
+    if fixed.rest and not down:
+        return choose(rows=max(FEW_ROWS, fixed.least))
+    tile = choose(rows=fixed.rows)
+    return tile if tile.rows >= fixed.least else choose(rows=fixed.least)
+
+
 GROUP_ROWS = 16  # of a forward kernel, in groups
+MANY_STEPS, FEW_ROWS = 64, 8  # below so many steps a forward tile has few rows, so that few steps fill none
 
 
 def _groups(steps: int, lanes: int, rows: int, composed: Composed | None, *, backward: bool) -> int:
@@ -78,7 +105,7 @@ def _groups(steps: int, lanes: int, rows: int, composed: Composed | None, *, bac
         return 1
     most = 2 if backward and lanes >= FILLING else 4
     groups = 1
-    while groups < most and 2 * groups * lanes <= 2 * RESIDENT and 2 * groups * rows <= steps:
+    while groups < most and 2 * groups * lanes <= 2 * RESIDENT and 2 * groups * max(rows, GROUP_ROWS) <= steps:
         groups *= 2
     return groups
 
@@ -86,7 +113,13 @@ def _groups(steps: int, lanes: int, rows: int, composed: Composed | None, *, bac
 def _forward_rows(steps: int, inputs: int, widest: int, lanes: int) -> int:
     """R of a forward kernel: rows are registers, so many inputs take fewer."""
     most = 64 if widest <= 2 else 2048 // lanes
-    return at_most(steps, most if inputs <= 2 else min(most, 16 if inputs <= 4 else 8))
+    most = most if inputs <= 2 else min(most, 16 if inputs <= 4 else 8)
+    return most if steps >= MANY_STEPS else at_most(steps, min(most, FEW_ROWS))
+
+
+def bucket(n: int) -> int:
+    """The power of two that is nearest by ratio: what is chosen by it is the same for similar numbers."""
+    return 1 << round(log2(n)) if n > 0 else 0
 
 
 def at_most(steps: int, rows: int) -> int:

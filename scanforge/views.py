@@ -173,3 +173,16 @@ def lay_out(
     found = tuple(tuple(group) for group in groups) or ((),)
     found = found if first is None else ((first,), *found)
     return Lanes(found, tuple(prod(shape[i] for i in group) for group in found))
+
+
+def across_time(views: dict[str, View], lanes: Lanes, inside: dict[str, int]) -> frozenset[str]:
+    """The strides of lanes, and of the axes `inside` a program, between which all of time lies.
+
+    They change with its length, so that a kernel takes them as arguments.
+    """
+    found = set()
+    for name, view in views.items():
+        time, *own = map(abs, view.strides)
+        strides = {"sd": lanes.strides(own)[-1]} | {s: own[at] for s, at in inside.items()}
+        found |= {f"{s}_{name}" for s, stride in strides.items() if view.has[0] and 0 < time < stride}
+    return frozenset(found)

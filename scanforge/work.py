@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from typing import Any, Self
 
@@ -15,8 +14,8 @@ from scanforge import dtypes, tape
 from scanforge.emit.form import CHUNK_AXIS, Form, Kernel
 from scanforge.ir.scan import BATCH
 from scanforge.plan import Held, Keep
-from scanforge.tile import Composed, Tile, tile_plan
-from scanforge.views import Lanes, View, lay_out
+from scanforge.tile import Composed, Fixed, Tile, bucket, fitting_tile
+from scanforge.views import Lanes, View, across_time, lay_out
 
 Tensor = torch.Tensor
 Views = dict[str, View]
@@ -43,6 +42,7 @@ class Work:
     kept: Views  # over tiles instead of time
     bounds: Bounds | None = None
     fresh: bool = False  # outputs without time hold nothing yet
+    rest: bool = False  # what other launches left: the kernel is the same for any number of steps
 
     def over_time(self, change: Callable[[View], View], kept: Callable[[View], View]) -> Self:
         """The same work with its views over time changed."""
@@ -68,7 +68,7 @@ class Work:
         rows, left = (cut // spacing, self.steps - cut) if spacing else (0, self.steps - cut)
         kept = left // spacing + left % spacing if spacing else 0
         middle = {n: v.like() for n, v in self.starts.items()}
-        parts = [self.part(0, cut, 0, rows), self.part(cut, left, rows, kept)]
+        parts = [self.part(0, cut, 0, rows), replace(self.part(cut, left, rows, kept), rest=True)]
         one, two = reversed(parts) if down else parts
         return replace(one, ends=middle), replace(two, starts=middle)
 
@@ -81,6 +81,12 @@ class Work:
         """The outputs whose time is contiguous, where a program's lanes are not."""
         apart = {n: abs(lanes.strides(v.strides[1:])[-1]) > 1 for n, v in self.outputs.items()}
         return tuple(n for n, v in self.outputs.items() if v.has[0] and v.strides[0] == 1 and apart[n])
+
+    def over_time_by_name(self) -> Views:
+        """The views over time, by their names in a kernel."""
+        return {f"in_{n}": v for n, v in self.inputs.items()} | {
+            f"out_{n}": v for n, v in self.outputs.items()
+        }
 
     @property
     def steps(self) -> int:
@@ -165,12 +171,13 @@ def _form(
         sizes=held.sizes,
         spacing=keep.spacing if keep else 0,
         sparse=keep is not None and keep.refill > 0,
-        single=work.steps == 1 and not rows and work.bounds is None,
+        single=work.steps == 1 and not (rows or work.rest) and work.bounds is None,
         ragged=tile.groups == 1 and not (held.axis and whole_tiles),
         nvidia=_nvidia(next(iter((work.inputs | work.starts).values())).tensor),
         packed=work.bounds is not None,
         groups=tile.groups,
         along=() if held.whole else work.along_time(lanes),
+        across=across_time(work.over_time_by_name(), lanes, held.positions(work.axes)),
     )
 
 
@@ -180,16 +187,15 @@ def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int, compos
     items = tuple(
         v.tensor.element_size() for v in work.inputs.values() if v.has[0] and any(v.has[1 + i] for i in inner)
     )
-    down, steps = bool(rows), work.steps
     if held.whole:
         return Tile(rows or held.rows, held.lanes, held.stages)
     if held.axis:
         return Tile(rows or max(held.rows, least), held.lanes, held.stages)
-    choose = partial(
-        tile_plan, steps, lanes.inner, prod(lanes.outer), items or (4,), backward=down, composed=composed
-    )
-    tile = choose(rows=rows)
-    return tile if tile.rows >= least else choose(rows=least)
+    chunk = CHUNK_AXIS in work.axes  # the first; similar numbers of chunks have the same kernel
+    shared = zip(lanes.sizes, lanes.groups, strict=True)
+    *outer, inner_lanes = (bucket(n) if chunk and 0 in group else n for n, group in shared)
+    fixed = Fixed(rows, least, work.rest)
+    return fitting_tile(work.steps, inner_lanes, prod(outer), items or (4,), fixed, composed)
 
 
 @dataclass(frozen=True, slots=True)

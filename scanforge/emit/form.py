@@ -35,6 +35,7 @@ class Form:
     packed: bool = False  # the outermost group is of packed sequences
     groups: int = 1  # threads that share a lane, each with its own rows of a tile
     along: tuple[str, ...] = ()  # outputs whose time is contiguous, and lanes are not
+    across: frozenset[str] = frozenset()  # strides that span all of time, and so change with its length
 
     def apart(self, room: Room) -> bool:
         """Whether threads read entries of their own: of their lane, or of their rows."""

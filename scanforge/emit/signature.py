@@ -31,13 +31,17 @@ def signature(kernel: Kernel, form: Form) -> list[str]:
     rows += ["ptr_begins, ptr_lengths, ptr_places"] if form.packed else []
     rows += [", ".join(f"s{k}_{t}" for k in outer) for t in names if outer]
     rows += [f"st_{t}: tl.constexpr" for t in timed(kernel)]
-    rows += [f"sd_{t}" if adds_lanes(t, room) else f"sd_{t}: tl.constexpr" for t, room in tensors]
-    rows += [f"sn_{t}: tl.constexpr" for t, room in tensors if room.held]
-    rows += [f"sw{k}_{t}: tl.constexpr" for t, room in tensors for k, has in enumerate(room.whole) if has]
+    across = [f"sd_{t}" for t, _ in tensors]
+    across += [f"sn_{t}" for t, room in tensors if room.held]
+    across += [f"sw{k}_{t}" for t, room in tensors for k, has in enumerate(room.whole) if has]
+    changing = {*form.across, *(f"sd_{t}" for t, room in tensors if adds_lanes(t, room))}
+    rows += [s if s in changing else f"{s}: tl.constexpr" for s in across]
     rows += [f"W{k}: tl.constexpr, B{k}: tl.constexpr" for k in range(len(form.whole))]
     rows.append("BD: tl.constexpr, NS: tl.constexpr, MASKED: tl.constexpr, FENCE: tl.constexpr")
-    plain = ", ".join(f'"{n}"' for n in ("T", *kept))  # never constants
-    return [f"@triton.jit(do_not_specialize=[{plain}])", "def kernel(", *(f"    {r}," for r in rows), "):"]
+    counts, far = [f"N{k}" for k in outer], [s for s in across if s in changing and s.startswith("sn_")]
+    plain = ", ".join(f'"{n}"' for n in ("T", *counts, *kept, *far))  # never constants
+    lines = [f"@triton.jit(do_not_specialize=[{plain}])", "def kernel(", *(f"    {r}," for r in rows), "):"]
+    return [*lines, *(f"    {s} = {s}.to(tl.int64)" for s in far)]
 
 
 def place_in_grid(form: Form) -> list[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -68,6 +70,23 @@ class Resources:
     stack: int
 
 
+@contextmanager
+def noting() -> Iterator[list[Launch]]:
+    """Launches on CPU tensors are noted instead of made."""
+    noted: list[Launch] = []
+
+    def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        names = self.arg_names
+        seen = [Pointer(v.dtype, v.data_ptr() % 16 == 0) if isinstance(v, Tensor) else v for v in args]
+        arguments = dict(zip(names, seen, strict=False)) | {n: v for n, v in kwargs.items() if n in names}
+        noted.append(Launch(self, arguments, {n: v for n, v in kwargs.items() if n not in names}))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JITFunction, "run", note)
+        patch.setattr(api, "choose", lambda *_: "triton")
+        yield noted
+
+
 def launches(
     case: Case, shape: tuple[int, ...], dtype: torch.dtype, lowering: str | None = None
 ) -> tuple[list[Launch], list[Launch]]:
@@ -79,21 +98,11 @@ def launches(
 def _launches(
     case: Case, shape: tuple[int, ...], dtype: torch.dtype, lowering: str | None
 ) -> tuple[list[Launch], list[Launch]]:
-    noted: list[Launch] = []
-
-    def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        names = self.arg_names
-        seen = [Pointer(v.dtype, v.data_ptr() % 16 == 0) if isinstance(v, Tensor) else v for v in args]
-        arguments = dict(zip(names, seen, strict=False)) | {n: v for n, v in kwargs.items() if n in names}
-        noted.append(Launch(self, arguments, {n: v for n, v in kwargs.items() if n not in names}))
-
     small, initial = draw(case, (1, 2, 1), dtype)
     leaves = {n: torch.empty(shape, dtype=x.dtype) for n, x in small.items()}
     states = [torch.empty((shape[0], *shape[2:]), dtype=_carried(x)) for x in initial]
     inputs = [x.requires_grad_(x.is_floating_point()) for x in (*leaves.values(), *states)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JITFunction, "run", note)
-        patch.setattr(api, "choose", lambda *_: "triton")
+    with noting() as noted:
         outputs = sf.scan(
             case.operator, **leaves, initial_state=tuple(states) if len(states) > 1 else states[0],
             return_final_state=True, backend="triton", lowering=lowering,
@@ -109,9 +118,17 @@ def _carried(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in {torch.float16, torch.bfloat16} else x.dtype
 
 
-def build(launch: Launch, target: GPUTarget) -> Any:
-    """The kernel compiled: its `asm` holds ttir, ttgir, and ptx and cubin or amdgcn."""
-    launch.function.fn.__globals__["NVIDIA"] = tl.constexpr(target.backend == "cuda")
+@dataclass(frozen=True)
+class Specialised:
+    """What a kernel is compiled for: types by name, and constants and attributes by place."""
+
+    signature: dict[str, str]
+    constants: dict[tuple[int, ...], Any]
+    attributes: dict[tuple[int, ...], Any]
+
+
+def specialised(launch: Launch, target: GPUTarget) -> Specialised:
+    """What the launcher would compile for."""
     signature, constants, attributes = {}, {}, {}
     for p in launch.function.params:
         value, place = launch.arguments[p.name], (p.num,)
@@ -127,7 +144,19 @@ def build(launch: Launch, target: GPUTarget) -> Any:
         multiple = value.aligned if isinstance(value, Pointer) else value % 16 == 0
         if multiple and not plain and signature[p.name] != "constexpr":
             attributes[place] = [["tt.divisibility", 16]]
-    source = ASTSource(launch.function, signature, constants, attributes)
+    return Specialised(signature, constants, attributes)
+
+
+def compiled_as(launch: Launch) -> str:
+    """What tells a compilation from others: the text, and what it is specialised for."""
+    return f"{launch.function.__module__} {specialised(launch, SM90)} {launch.options}"
+
+
+def build(launch: Launch, target: GPUTarget) -> Any:
+    """The kernel compiled: its `asm` holds ttir, ttgir, and ptx and cubin or amdgcn."""
+    launch.function.fn.__globals__["NVIDIA"] = tl.constexpr(target.backend == "cuda")
+    found = specialised(launch, target)
+    source = ASTSource(launch.function, found.signature, found.constants, found.attributes)
     return triton.compile(source, target=target, options=launch.options)
 
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from triton.runtime.jit import JITFunction
 
 import scanforge as sf
-from scanforge import api
 from tests.compile.ahead import (
     GFX942,
     SM80,
     SM90,
     SM100,
     Launch,
-    Pointer,
     build,
     conversions,
+    noting,
     resources,
     ring_loads,
     tile_loads,
@@ -40,23 +34,6 @@ SIZES = {
 }
 LONG = {"Mamba", "HGRN2"}  # to compile: for sm_90 alone, the others are slow
 STACK = {"forward": 0, "backward": 0}  # bytes of stack on sm_90: worse is a fault
-
-
-@contextmanager
-def noting() -> Iterator[list[Launch]]:
-    """Launches on CPU tensors are noted instead of made."""
-    noted: list[Launch] = []
-
-    def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        names = self.arg_names
-        seen = [Pointer(v.dtype, v.data_ptr() % 16 == 0) if isinstance(v, Tensor) else v for v in args]
-        arguments = dict(zip(names, seen, strict=False)) | {n: v for n, v in kwargs.items() if n in names}
-        noted.append(Launch(self, arguments, {n: v for n, v in kwargs.items() if n not in names}))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JITFunction, "run", note)
-        patch.setattr(api, "choose", lambda *_: "triton")
-        yield noted
 
 
 @lru_cache(maxsize=32)

@@ -7,8 +7,12 @@ import torch
 
 import scanforge as sf
 from scanforge import work
+from scanforge.views import across_time
 from tests.catalogue import CASES, draw
-from tests.kernels import Tiles, guarded
+from tests.kernels import Tiles, both_ways, guarded
+from tests.recurrence_kernels import check as check_recurrence
+from tests.recurrences import BY_NAME
+from tests.recurrences import draw as draw_recurrence
 from tests.reference.compare import cotangent, many
 from tests.tolerances import assert_close
 
@@ -67,3 +71,27 @@ def test_no_lane_is_too_many_and_no_stride_too_few(joined):
         h = sf.scan(sf.operators.Affine, a=a, b=b, dim=dim, backend="triton", lowering="ordered_tile")
         torch.testing.assert_close(h, sf.scan(sf.operators.Affine, a=a, b=b, dim=dim, backend="reference"))
     assert not any(joined)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("name", "stride"), [("Mamba", "sn_in_B"), ("HGRN2", "sw0_in_q"), ("RGLRU", "sd_in_x")]
+)
+def test_strides_across_time_are_arguments(name, stride, reverse, monkeypatch):
+    """Those of lanes, of an axis that a thread holds, and of axes that a program has whole."""
+    found: set[str] = set()
+
+    def noted(*args):
+        found.update(strides := across_time(*args))
+        return strides
+
+    def time_last(x):
+        timed = x.ndim > 2 and x.shape[1] == length
+        return guarded(x.movedim(1, -1)).movedim(-1, 1) if timed else guarded(x)
+
+    monkeypatch.setattr(work, "across_time", noted)
+    entry, length = BY_NAME[name], 11
+    sizes = {"k": 33} if name == "HGRN2" else {}  # more than a thread holds
+    tensors, initial = draw_recurrence(entry, torch.float64, t=length, **sizes)
+    check_recurrence(entry, tensors, initial, place=time_last, lowering="ordered_tile", reverse=reverse)
+    assert stride in found
