@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scanforge import chunked_run, launch_triton, op
+from scanforge import chunked_choice, launch_triton, op
 from scanforge.backend import choose, lowering_of
 from scanforge.boundaries import bounded, bounded_step, check_writable
 from scanforge.call import named_only
@@ -52,7 +52,7 @@ def scan(  # noqa: PLR0913 - options by keyword
     and a final state of its own. `mask` of shape (b, t): false is padding, where the state passes through,
     outputs and gradients are 0; `lengths` of shape (b,) says the same for padding on the right.
     `memory="low"` keeps fewer states for the backward pass, which takes longer. `lowering` forces one of the
-    backend's: "loop" or "parallel", "ordered_tile", "split" or "chunked" (which a GPU refuses as yet).
+    backend's: "loop" or "parallel", "ordered_tile", "split" or "chunked".
 
     Raises InputError (ArgumentError, ShapeError, DTypeError, DeviceError) for tensors that do not fit,
     LawError for an operator that breaks a law, BackendError for a backend that cannot run here.
@@ -176,7 +176,7 @@ def run_prepared(
     chosen = choose(backend, call.device, name)
     options = replace(options, lowering=lowering_of(lowering, chosen, name), backend=chosen)
     if options.lowering == "chunked":
-        chunked_run.check(name, call.text, call.device, packed=call.packed is not None)
+        chunked_choice.check(name, call.text, packed=call.packed is not None)
     if 0 in call.sizes.values():  # no kernel has anything to do, and sums over nothing are 0
         chosen, options = "reference", replace(options, lowering="", backend="reference")
     inputs, initial = list(call.inputs), list(call.initial)

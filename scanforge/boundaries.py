@@ -53,8 +53,9 @@ def cut(call: Prepared, starts: Tensor | None, real: Tensor | None, begins: Tens
         padded = segments.padded(call.text, _dims(call, real))
         call = call.adding(padded.text, [real])
     if starts is not None:
-        changed = segments.resetting(call.text, _dims(call, starts))
-        call = call.adding(changed.text, [starts, *(call.entering or call.initial)])
+        entering = () if call.entering is None and not call.given else call.entering or call.initial
+        changed = segments.resetting(call.text, _dims(call, starts), own=not entering)
+        call = call.adding(changed.text, [starts, *entering])
     return call
 
 

@@ -11,62 +11,17 @@ from dataclasses import replace
 
 import torch
 
-from scanforge.chunked_form import MatrixForm, matrix_form
+from scanforge.chunked_form import MatrixForm
 from scanforge.chunked_setting import Setting, setting
 from scanforge.chunked_work import States, operands, walk
-from scanforge.errors import ArgumentError
 from scanforge.ir.program import Program
 from scanforge.ir.scan import BATCH, TIME, Scan, load
 from scanforge.launch import Options
-from scanforge.plan import Plan
 from scanforge.pointwise import pointwise, run_pointwise
 from scanforge.views import View, aligned
 from scanforge.work import Work
 
 Tensor = torch.Tensor
-
-
-def form_of(text: str, options: Options, *, packed: bool) -> MatrixForm | None:
-    """The form, where the lowering is to run."""
-    if options.lowering != "chunked":
-        return None
-    form = matrix_form(text)
-    return None if isinstance(form, str) or why_not(form, packed=packed) else form
-
-
-def why_not(form: MatrixForm, *, packed: bool) -> str:
-    """What of a matrix form these kernels do not have; empty for nothing."""
-    if form.decay_on == "value":
-        return f"its decay is on {form.value_axis}, which the readout keeps"
-    first = form.lanes[:1] == (BATCH,)
-    return "" if first or not packed else "sequences are packed, and the batch is not its state's first axis"
-
-
-FAULTS_ON_GPUS = True  # an illegal access where decays are strong, not found yet: docs/dev/lab-notes.md
-
-
-def refused_on(device: torch.device) -> str:
-    """Why these kernels may not run on a device; empty for no reason."""
-    faulty = device.type == "cuda" and FAULTS_ON_GPUS
-    return (
-        "its kernels of strong decays are known to fault on a GPU, and are not mended yet" if faulty else ""
-    )
-
-
-def check(name: str, text: str, device: torch.device, *, packed: bool) -> None:
-    """Raise ArgumentError where lowering="chunked" is asked for and does not apply."""
-    form = matrix_form(text)
-    reason = form if isinstance(form, str) else why_not(form, packed=packed) or refused_on(device)
-    if reason:
-        raise ArgumentError(
-            f"{name}: lowering='chunked' does not apply, since {reason}. Write lowering='ordered_tile' or "
-            "'split', or leave lowering out."
-        )
-
-
-def plan_of(form: MatrixForm, options: Options) -> Plan:
-    """What runs and why."""
-    return Plan("triton", "chunked", "forced by lowering=" if options.lowering else form.sentence())
 
 
 def forward(text: str, form: MatrixForm, work: Work, sizes: dict[str, int], options: Options) -> None:

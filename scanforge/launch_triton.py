@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from scanforge import chunked_back, chunked_run, pipeline, split
+from scanforge import chunked_back, chunked_choice, chunked_run, pipeline, split
 from scanforge.ir.scan import BATCH, TIME, Scan, is_outer, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.packed_work import packed, packed_rows, shared
@@ -38,7 +38,7 @@ def forward(
     sizes = _sizes(scan, tensors, initial, bounds)
     result = allocate(text, tensors, initial, options, keep, bounds, inplace=inplace)
     kept = _keep(text, tensors, sizes, options, bounds) if keep else None
-    if sizes[TIME] > 1:
+    if sizes[TIME] > 1 and not chunked_choice.form_of(text, sizes, options, packed=bounds is not None):
         tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
     dims = {o.name: o.dims for o in scan.outputs}
     outputs = dict(zip(dims, result.outputs, strict=True))
@@ -87,7 +87,7 @@ def _spread(scan: Scan, tensors: Sequence[Tensor], held: str, computed: torch.dt
 
 def _is_fresh(text: str, sizes: dict[str, int], options: Options, bounds: Tensor | None) -> bool:
     """Whether the first kernel may write sums over time, to which no other one adds: time is not cut."""
-    if 0 in sizes.values() or chunked_run.form_of(text, options, packed=bounds is not None):
+    if 0 in sizes.values() or chunked_choice.form_of(text, sizes, options, packed=bounds is not None):
         return False
     return kernel_plan(load(text), sizes, options.lowering, pipeline.inside_axes(text).axes).chunks is None
 
@@ -115,10 +115,10 @@ def _settle(targets: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:
 def _forward(
     text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: Keep | None
 ) -> None:
-    form = chunked_run.form_of(text, options, packed=work.bounds is not None)
-    if form:
-        ran(LastRun(scan.name, chunked_run.plan_of(form, options)))
-        return chunked_run.forward(text, form, work, sizes, options)
+    by_chunks = chunked_choice.choice(text, sizes, options, packed=work.bounds is not None)
+    if by_chunks.form:
+        ran(LastRun(scan.name, chunked_choice.plan_of(by_chunks)))
+        return chunked_run.forward(text, by_chunks.form, work, sizes, options)
     inside = pipeline.inside_axes(text)
     chosen = kernel_plan(scan, sizes, options.lowering, inside.axes)
     spacing = keep.spacing if keep else 0
@@ -139,7 +139,7 @@ def _keep(
     text: str, tensors: Sequence[Tensor], sizes: dict[str, int], options: Options, bounds: Tensor | None
 ) -> Keep:
     """What the forward pass keeps, which the backward pass finds out again."""
-    if chunked_run.form_of(text, options, packed=bounds is not None):
+    if chunked_choice.form_of(text, sizes, options, packed=bounds is not None):
         return Keep(max(sizes[TIME], 1))
     scan, inside = load(text), pipeline.inside_axes(text)
     plan = kernel_plan(scan, sizes, options.lowering, inside.axes)
@@ -176,7 +176,7 @@ def allocate(
         return Result(outputs, finals, [])
     plan = _keep(text, tensors, sizes, options, bounds)
     count = plan.rows(sizes[TIME]) if bounds is None else packed_rows(plan, sizes[TIME], bounds)
-    if bounds is not None and chunked_run.form_of(text, options, packed=True):
+    if bounds is not None and chunked_choice.form_of(text, sizes, options, packed=True):
         count = bounds.numel() - 1
     axis, alone = pipeline.held_axis(text), bounds is not None
     kept = [room(scan, s, x0, count, axis, alone=alone) for s, x0 in zip(scan.states, initial, strict=True)]
@@ -194,7 +194,9 @@ def backward(
     sizes |= {} if bounds is None else {BATCH: bounds.numel() - 1}
     dims = {i.name: i.dims for i in (*scan.inputs, *derived.scan.inputs)}
     own = dict(zip((i.name for i in scan.inputs), tensors, strict=True))
-    given = dict(zip(own, _spread(scan, tensors, pipeline.held_axis(text), options.dtype), strict=True))
+    by_chunks = chunked_choice.form_of(text, sizes, options, packed=bounds is not None)
+    held = "" if by_chunks else pipeline.held_axis(text)
+    given = dict(zip(own, _spread(scan, tensors, held, options.dtype), strict=True))
     given |= dict(zip((n for _, n in derived.cotangents), cotangents, strict=True))
     keep = _keep(text, tensors, sizes, options, bounds)
     gradients = {
@@ -241,10 +243,11 @@ def _backward(
     options: Options,
 ) -> None:  # fmt: skip
     name, inside = load(text).name, pipeline.inside_axes(text)
-    form = chunked_run.form_of(text, options, packed=work.bounds is not None)
-    if form:
-        ran(LastRun(f"{name}.adjoint", chunked_run.plan_of(form, options)))
-        return chunked_back.backward(text, form, pipeline.kernel_adjoint(text, wanted), work, sizes, options)
+    by_chunks = chunked_choice.choice(text, sizes, options, packed=work.bounds is not None)
+    if by_chunks.form:
+        ran(LastRun(f"{name}.adjoint", chunked_choice.plan_of(by_chunks)))
+        derived = pipeline.kernel_adjoint(text, wanted)
+        return chunked_back.backward(text, by_chunks.form, derived, work, sizes, options)
     chosen = kernel_plan(load(text), sizes, options.lowering, inside.axes)
     ran(LastRun(f"{name}.adjoint", chosen.plan))
     held = partial(held_plan, inside, sizes, backward=True)

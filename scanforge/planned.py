@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 
 from scanforge import dtypes
 from scanforge.adjoint import full_adjoint
+from scanforge.chunked_choice import Choice, choice, plan_of
+from scanforge.chunked_form import MatrixForm, matrix_form
+from scanforge.chunked_plan import chunk_plan
 from scanforge.ir.scan import TIME, Input, Output, Scan, load
-from scanforge.launch import kept_states
+from scanforge.launch import Options, kept_states
 from scanforge.pipeline import composed_of, inside_axes
 from scanforge.plan import Chunks, Held, Plan, held_plan, keep_plan, kernel_plan, plan
 from scanforge.schedule import step_program
@@ -42,6 +45,7 @@ class Planned:
     in_thread: bool  # in the registers of one thread
     forward: Tile | Held
     backward: Tile | Held
+    not_chunked: str  # why no products over chunks run, where the recurrence has their form
     spacing: int  # a GPU's forward pass keeps the states before every so many steps
     outputs_kept: tuple[str, ...]  # states that the backward pass reads off an output
     stored: tuple[str, ...]  # states that are stored for it
@@ -56,13 +60,14 @@ def planned(text: str, sizes: dict[str, int], dtype: torch.dtype) -> Planned:
     """The plan of the recurrence of that text."""
     scan, inside = load(text), inside_axes(text)
     back, computed = full_adjoint(scan).scan, dtypes.computed([dtype])
+    by_chunks = choice(text, sizes, Options(False, "", computed), packed=False)
     chosen = kernel_plan(scan, sizes, inside=inside.axes)
     spacing = _spacing(scan, text, sizes, dtype)
     outputs = [dtype if o.kind == "float" else torch.int64 for o in scan.outputs]
     stored = kept_states(scan, outputs, computed)
     tiles = {down: _tile(text, sizes, dtype, chosen.chunks, down=down) for down in (False, True)}
     held = walked if isinstance(walked := tiles[True], Held) else Held()
-    return Planned(
+    made = Planned(
         sizes=sizes,
         dtype=dtype,
         computed=computed,
@@ -74,6 +79,7 @@ def planned(text: str, sizes: dict[str, int], dtype: torch.dtype) -> Planned:
         in_thread=bool(held.axis),
         forward=tiles[False],
         backward=tiles[True],
+        not_chunked="" if isinstance(matrix_form(text), str) else by_chunks.why,
         spacing=spacing,
         outputs_kept=tuple(s.name for s in scan.states if s.name not in stored),
         stored=tuple(stored),
@@ -81,6 +87,29 @@ def planned(text: str, sizes: dict[str, int], dtype: torch.dtype) -> Planned:
             "forward": _moved(scan, sizes, dtype, 1),
             "backward": _moved(back, sizes, dtype, spacing if inside.axes else 1),
         },
+    )
+    return by_products(made, by_chunks.form, by_chunks, back) if by_chunks.form else made
+
+
+def by_products(made: Planned, form: MatrixForm, by_chunks: Choice, back: Scan) -> Planned:
+    """The plan of products over chunks: a program has some values, and the first state alone is kept."""
+    sizes, steps = made.sizes, made.sizes[TIME]
+    dot = made.dtype if made.dtype == torch.bfloat16 else torch.float32
+    tiles = chunk_plan(sizes[form.key_axis], sizes[form.value_axis], dot, made.computed)
+    tile = Tile(tiles.steps, tiles.values, tiles.stages)
+    backward = _moved(back, sizes, made.dtype, steps)
+    return replace(
+        made,
+        kernel=plan_of(by_chunks),
+        chunks=None,
+        lanes=(*form.lanes, form.value_axis),
+        held=(),
+        in_thread=False,
+        forward=tile,
+        backward=tile,
+        not_chunked="",
+        spacing=steps,
+        reads_and_writes=made.reads_and_writes | {"backward": backward},
     )
 
 

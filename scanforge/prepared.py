@@ -37,6 +37,7 @@ class Prepared:
     device: torch.device
     packed: Tensor | None  # the bounds of packed sequences
     entering: tuple[Tensor, ...] | None = None  # where resets start from, if not from the initial states
+    given: bool = True  # whether the call gives initial states; else they are the recurrence's own
 
     @property
     def scan(self) -> Scan:
@@ -121,8 +122,9 @@ def _bare(
     made, entering = _real_states(declared, traced, inputs, given, named, _sizes(sizes, packed), bound)
     dims = (lanes,) * len(traced.scan.states)
     return Prepared(
-        declared, traced, traced.text, inputs, made, dims, sizes, bound.dtype, bound.device, packed, entering
-    )
+        declared, traced, traced.text, inputs, made, dims, sizes, bound.dtype, bound.device, packed, entering,
+        given.initial is not None,
+    )  # fmt: skip
 
 
 def _recurrence(
@@ -144,7 +146,7 @@ def _recurrence(
     dims = tuple(d for d, (_, real) in zip(named, traced.states, strict=True) for _ in real)
     return Prepared(
         declared, traced, traced.text, inputs, made, dims, bound.sizes, bound.dtype, bound.device, packed,
-        entering,
+        entering, given.initial is not None,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from math import log, log2
+from math import inf, log, log2
 from operator import mul
 
 from scanforge.ir.builder import Builder
@@ -110,7 +110,9 @@ class Algebra:
             return self.linear(branches[0], symbol)
         zero = [b.number == 0 for b in branches]
         if condition.var.name in self.fed_by([symbol]) or sum(zero) != 1:
-            raise NotOfFormError("a condition chooses between the state and another, as resets do")
+            raise NotOfFormError(
+                "a condition chooses between the state and another, as resets to a given state do"
+            )
         factors, rest = self.linear(branches[zero.index(False)], symbol)
         keeps = zero[1]
         chosen = [self.select(condition, f, keeps=keeps) for f in factors or [self.number(1.0)]]
@@ -145,8 +147,8 @@ class Algebra:
         That of a sigmoid costs more than the sigmoid, but its slope does not.
         """
         line = self.line(value.var.name)
-        if value.number is not None and value.number > 0:
-            return self.number(log2(value.number))
+        if value.number is not None and value.number >= 0:
+            return self.number(log2(value.number) if value.number else -inf)
         if line is None:
             return None
         args = [self.value_of(a) for a in line.args]

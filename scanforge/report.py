@@ -155,9 +155,9 @@ def _plan(p: Planned) -> Section:
         [
             f"on the CPU: the reference, {p.reference.lowering}: {p.reference.why}",
             f"on a GPU: {_kernels(p)}",
+            *([f"no products over chunks there: {p.not_chunked}"] * bool(p.not_chunked)),
             f"computed and carried in {dtypes.name(p.computed)}",
-            f"kept for the backward pass: {_kept(p)}; on a GPU the states before every "
-            f"{p.spacing} steps, from which the backward kernel runs forward again",
+            f"kept for the backward pass: {_kept(p)}; on a GPU {_kept_on_gpu(p)}",
             f"bytes, each read or written once: forward {readable(p.bytes('forward'))}, "
             f"backward {readable(p.bytes('backward'))}",
         ],
@@ -168,11 +168,23 @@ def _plan(p: Planned) -> Section:
 def _kernels(p: Planned) -> str:
     """The lowering and the tiles, forward and backward, of the kernels."""
     both = (("forward", p.forward), ("backward", p.backward))
+    if p.kernel.lowering == "chunked":
+        tile = p.forward
+        return (
+            f"Triton, chunked: {p.kernel.why}; chunks of {tile.rows} steps, a walk over them in programs of "
+            f"{tile.lanes} {p.lanes[-1]}, NS={tile.stages}"
+        )
     tiles = ", ".join(f"{name} R={t.rows} BD={t.lanes} NS={t.stages}{_groups(t)}" for name, t in both)
     chunks = f", {p.chunks.count} chunks of {p.chunks.length} steps" if p.chunks else ""
     who = "a thread holds the axis" if p.in_thread else "a program holds the axes"
     where = f"; {who} {' '.join(p.held)}" if p.held else ""
     return f"Triton, {p.kernel.lowering}: {p.kernel.why}{chunks}; tiles {tiles}{where}"
+
+
+def _kept_on_gpu(p: Planned) -> str:
+    if p.kernel.lowering == "chunked":
+        return "the first state, from which a walk over chunks makes those before each again"
+    return f"the states before every {p.spacing} steps, from which the backward kernel runs forward again"
 
 
 def _groups(tile: Tile | Held) -> str:

@@ -2,11 +2,14 @@
 
 padded      a step whose `mask` is false has the identity for its element, and 0 for its outputs; all that
             it reads goes through `guard`, so that nothing flows back to it, not even NaN
-resetting   a step whose `reset` is true starts from `enter_<state>` instead of the state before it
+resetting   a step whose `reset` is true starts from `enter_<state>` instead of the state before it, or from
+            what the recurrence begins with if no call says otherwise
 
 With the flag f and the state x0 to enter with, the element of a resetting recurrence is (f, x0, e):
 
     (f, x0, e) o (f', x0', e') = (f or f', x0' if f' else x0, e' if f' else e o e')
+
+A state that is the recurrence's own is a number in `apply`, and the element is (f, e).
 """
 
 from __future__ import annotations
@@ -54,12 +57,13 @@ def padded(text: str, dims: tuple[str, ...]) -> Changed:
 
 
 @lru_cache(maxsize=1024)
-def resetting(text: str, dims: tuple[str, ...]) -> Changed:
-    """The recurrence with resets, where the flag has these dims."""
+def resetting(text: str, dims: tuple[str, ...], *, own: bool = False) -> Changed:
+    """The recurrence with resets, where the flag has these dims; to its `own` first states, or to inputs."""
     scan = load(text)
     taken = _taken(scan)
     flag = Input(fresh("reset", taken), "bool", dims)
-    enter = {s.name: Input(fresh(f"enter_{s.name}", taken), s.kind, scan.order(s.axes)) for s in scan.states}
+    entered = () if own else scan.states
+    enter = {s.name: Input(fresh(f"enter_{s.name}", taken), s.kind, scan.order(s.axes)) for s in entered}
     added = (flag, *enter.values())
     changed = replace(
         scan,
@@ -108,9 +112,11 @@ def _entering(scan: Scan, flag: Input, enter: Mapping[str, Input]) -> Program:
     builder = Builder(scan.readout.name, scan.axes, where="")
     given = _inputs(builder, scan, scan.readout, [flag, *enter.values()])
     seen = dict(given)
-    for state, entry in enter.items():
-        if before(state) in given:
-            seen[before(state)] = given[flag.name].call("where", given[entry.name], given[before(state)])
+    for state in scan.states:
+        name = before(state.name)
+        if name in given:
+            entry = given[enter[state.name].name] if enter else builder.const(state.initial, state.kind)
+            seen[name] = given[flag.name].call("where", entry, given[name])
     return check_program(drop_dead(builder.finish(builder.inline(scan.readout, seen))))
 
 
@@ -122,7 +128,10 @@ def _operator(operator: Operator, flag: str, enter: Mapping[str, str]) -> Operat
     apply = Builder(operator.apply.name, where="")
     fields: tuple[Leaf | State, ...] = (*operator.leaves, *leaves, *operator.states)
     given = {f.name: apply.input(f.name, f.kind) for f in fields}
-    seen = given | {s: given[flag].call("where", given[n], given[s]) for s, n in enter.items()}
+    seen = dict(given)
+    for s in operator.states:
+        entry = given[enter[s.name]] if enter else apply.const(s.initial, s.kind)
+        seen[s.name] = given[flag].call("where", entry, given[s.name])
     stepped = check_program(drop_dead(apply.finish(apply.inline(operator.apply, seen))))
     combine = _combine(operator, flag, leaves)
     return replace(operator, leaves=(*operator.leaves, *leaves), apply=stepped, combine=combine)

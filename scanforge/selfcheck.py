@@ -19,8 +19,8 @@ import torch
 from scanforge import operators
 from scanforge.api import scan
 from scanforge.boundaries import bounded
+from scanforge.chunked_choice import why_not
 from scanforge.chunked_form import matrix_form
-from scanforge.chunked_run import refused_on, why_not
 from scanforge.declare import Operator
 from scanforge.example import Example, example, fields_of
 from scanforge.prepared import prepare
@@ -106,7 +106,7 @@ def run(declared: Sequence[Declared], backend: str, device: torch.device) -> tup
     from rich.progress import Progress
 
     kind = "interpreter" if backend == "triton" and device.type == "cpu" else backend
-    pairs = [(one, form) for one in declared for form in FORMS[kind] if applies(one, form, device)]
+    pairs = [(one, form) for one in declared for form in FORMS[kind] if applies(one, form)]
     with Progress(console=Console(stderr=True), transient=True) as bar:
         rows = tuple(
             _checked(one, form, backend, device) for one, form in bar.track(pairs, description="checking")
@@ -115,12 +115,12 @@ def run(declared: Sequence[Declared], backend: str, device: torch.device) -> tup
     return rows
 
 
-def applies(declared: Declared, form: Form, device: torch.device) -> bool:
-    """Whether a recurrence has this form there: products over chunks are of some only."""
+def applies(declared: Declared, form: Form) -> bool:
+    """Whether a recurrence has this form: products over chunks are of some only."""
     if form.lowering != "chunked":
         return True
     found = matrix_form(example(declared, None, {}, form.sizes).traced.text)
-    return not isinstance(found, str) and not (why_not(found, packed=False) or refused_on(device))
+    return not isinstance(found, str) and not why_not(found, packed=False)
 
 
 def _checked(one: Declared, form: Form, backend: str, device: torch.device) -> Row:

@@ -90,8 +90,9 @@ def _arrow(rows: int, columns: int, *, back: bool) -> Iterable[str]:
 
 def _notes(p: Planned, tile: Tile | Held, *, back: bool) -> Iterable[str]:
     kept = "starts from" if back else "keeps"
+    how = "as matrix products" if p.kernel.lowering == "chunked" else "in registers row by row"
     notes = [
-        ("given", "given", f"in work: {tile.rows} steps, in registers row by row"),
+        ("given", "given", f"in work: {tile.rows} steps, {how}"),
         ("given", "given-fill", f"on their way: NS = {tile.stages} tiles in flight"),
         ("carried", "carried", f"{kept} the states before every {p.spacing} steps"),
     ]

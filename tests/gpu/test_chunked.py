@@ -13,16 +13,10 @@ import torch
 from torch import Tensor
 
 import scanforge as sf
-from scanforge import chunked_run
 from tests.recurrence_declarations import HGRN2
 from tests.tolerances import assert_close, err
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def though_they_fault(monkeypatch):
-    monkeypatch.setattr(chunked_run, "FAULTS_ON_GPUS", False)
 
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64

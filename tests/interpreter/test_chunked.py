@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from triton.runtime import interpreter
 
 import scanforge as sf
 from scanforge import chunked_plan, chunked_work
@@ -25,6 +26,7 @@ pytestmark = [
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 KEYED = [m for m in dict.fromkeys(EVERY) if m.on != "value"]
 slow = pytest.mark.slow
+LARGE = {"b": 1, "h": 1, "t": 70, "k": 16, "v": 17}
 # The interpreter cuts what it stores in bfloat16 instead of rounding it: operands of products, then outputs.
 CUT = 1.3e-2
 
@@ -180,6 +182,30 @@ def test_packed_sequences_of_one_row():
     sizes = {"q": (1, 40, 2), "k": (1, 40, 2), "v": (1, 40, 3), "g": (1, 2)}
     x = {n: torch.rand(size, dtype=F64, generator=generator(4)) for n, size in sizes.items()}
     check(Rows, x, cu_seqlens=torch.tensor([0, 1, 4, 40]))
+
+
+CUTS = torch.zeros(1, 80, dtype=torch.bool).index_fill(1, torch.tensor([0, 5, 6, 31, 32, 63]), True)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("decay", ["bounded", "log", pytest.param("head's", marks=slow)])
+@pytest.mark.parametrize("read", ["after", "before", pytest.param("bonus", marks=slow)])
+def test_resets(read, decay, reverse):
+    """To the recurrence's own state of 0: as a decay of 0, at borders of chunks too, beside padding."""
+    matrix = Matrix(read=read, decay=decay)
+    tensors = matrix.draw(F64, b=1, h=1, t=80)
+    check(matrix, tensors, reset=CUTS, reverse=reverse, mask=torch.arange(80)[None] % 11 != 6)
+
+
+def test_resets_to_a_given_state_run_elsewhere():
+    matrix = Matrix()
+    x, given = matrix.draw(F32, **LARGE), {"initial_state": torch.ones(1, 1, 16, 17), "backend": "triton"}
+    with pytest.raises(sf.ArgumentError, match="as resets to a given state do"):
+        sf.scan(matrix.recurrence(), **x, reset=CUTS[:, :70], lowering="chunked", **given)
+    sf.scan(matrix.recurrence(), **x, reset=CUTS[:, :70], **given)
+    assert sf.last_run().plan.lowering == "ordered_tile"
+    sf.scan(matrix.recurrence(), **x, reset=CUTS[:, :70], backend="triton")
+    assert sf.last_run().plan.lowering == "chunked"
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -351,3 +377,47 @@ def test_what_ran_says_so():
     assert (sf.last_run().plan.lowering, sf.last_run().plan.why) == ("chunked", "forced by lowering=")
     sf.scan(matrix.recurrence(), **matrix.draw(F32), backend="triton")
     assert sf.last_run().plan.lowering == "ordered_tile"
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": torch.arange(70)[None] % 7 > 0, "memory": "low"}], ids=str)
+def test_the_plan_chooses_it_both_ways(options):
+    """By itself, where sides fill a product and time a chunk; what it kept is what the way back looks for."""
+    matrix = Matrix()
+    x = {n: t.requires_grad_() for n, t in matrix.draw(F32, **LARGE).items()}
+    wide = {n: t.detach().double().requires_grad_() for n, t in x.items()}
+    y = sf.scan(matrix.recurrence(), **x, backend="triton", **options)
+    assert (sf.last_run().plan.lowering, "k=16 and v=17" in sf.last_run().plan.why) == ("chunked", True)
+    found = torch.autograd.grad(y, list(x.values()), cotangent(y, 0))
+    assert (sf.last_run().recurrence[-8:], sf.last_run().plan.lowering) == (".adjoint", "chunked")
+    truth = sf.scan(matrix.recurrence(), **wide, backend="reference", **options)
+    assert_close(y, truth, "forward")
+    for n, g, t in zip(
+        x, found, torch.autograd.grad(truth, list(wide.values()), cotangent(truth, 0)), strict=True
+    ):
+        assert_close(g, t, "gradient", n)
+
+
+def in_any_order(monkeypatch) -> None:
+    """Programs of a launch run from the last one to the first."""
+    builder = type(interpreter.interpreter_builder)
+    place = builder.set_grid_idx
+
+    def backwards(self, x, y, z):
+        place(self, self.grid_dim[0] - 1 - x, y, z)
+
+    monkeypatch.setattr(builder, "set_grid_idx", backwards)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_programs_of_a_launch_do_not_wait_for_each_other(monkeypatch, dtype):
+    """Whatever memory held before: sides and time that fill no block, groups of chunks; the same bits."""
+    monkeypatch.setattr(chunked_plan, "LEAST", 1)
+    matrix = Matrix(keys="tied")
+    x = matrix.draw(dtype, b=1, h=2, t=140, k=36, v=20)
+    initial = torch.randn(1, 2, 36, 20, generator=generator(1))
+    once = results(matrix.recurrence(), x, initial, backend="triton", lowering="chunked")
+    in_any_order(monkeypatch)
+    again = results(matrix.recurrence(), x, initial, backend="triton", lowering="chunked")
+    for what, y in once.items():
+        assert torch.equal(y, again[what]), what
+        assert y.isfinite().all(), what

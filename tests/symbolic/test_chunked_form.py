@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import scanforge as sf
 from scanforge.chunked_form import MatrixForm, matrix_form
-from scanforge.chunked_run import check
 from scanforge.chunked_vjp import way_back
 from scanforge.example import SMALL, example
 from scanforge.segments import padded, resetting
@@ -152,18 +150,19 @@ def test_near_misses(name):
     assert reason in form
 
 
-def test_resets_are_no_decay():
+def test_resets_to_a_given_state_are_no_decay():
     form = matrix_form(resetting(text_of(declared.HGRN2), ("b", "t")).text)
     assert isinstance(form, str)
     assert "resets" in form
 
 
+@pytest.mark.parametrize("decay", ["bounded", "log", "none"])
+def test_resets_to_0_are_a_decay_of_0(decay):
+    form = matrix_form(resetting(text_of(Matrix(decay=decay).recurrence()), ("b", "t"), own=True).text)
+    assert isinstance(form, MatrixForm)
+    assert form.log_decay == (decay != "bounded")
+    assert "reset" in {v.name for v in form.gates.inputs}
+
+
 def test_the_catalogue_of_decays_covers_each_place():
     assert {Matrix(decay=d).on for d in DECAYS} == {"key", "value", "lanes", "none"}
-
-
-def test_it_is_refused_where_it_is_known_to_fault():
-    text = text_of(declared.HGRN2)
-    check("HGRN2", text, torch.device("cpu"), packed=False)
-    with pytest.raises(sf.ArgumentError, match=r"HGRN2: .* fault on a GPU"):
-        check("HGRN2", text, torch.device("cuda"), packed=False)
