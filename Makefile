@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(WORKERS)
 # The checkout itself is what runs, installed or not.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: demo test test-all test-gpu check format fuzz bench
+.PHONY: demo test test-all test-gpu check format fuzz bench bench-compare
 
 demo: $(ENV)
 	$(PYTHON) examples/prices.py
@@ -65,6 +65,10 @@ bench: $(ENV)
 		$(PYTHON) -m pytest benchmarks/test_reference.py --benchmark-only --benchmark-group-by=func,param:steps && \
 		$(PYTHON) -m pytest benchmarks/test_launch.py --benchmark-only --benchmark-group-by=func; \
 	fi
+
+# What got worse between two results: make bench-compare OLD=a.json NEW=b.json
+bench-compare: $(ENV)
+	$(PYTHON) benchmarks/compare.py $(OLD) $(NEW)
 
 # setuptools comes first, so that the editable build runs with the pinned one and not with a fresh download.
 .venv/.installed: pyproject.toml constraints.txt

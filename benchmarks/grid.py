@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout runs, installed or not
 
-from benchmarks import ahead, matrix, peers, timing, wall
+from benchmarks import ahead, bare, matrix, peers, timing, wall
+from benchmarks.cases import Row
 from benchmarks.contest import Contest
 from benchmarks.peers import fla
 from benchmarks.problems import Calls, Problem
@@ -36,6 +38,7 @@ from benchmarks.tables import BACKWARD, BOTH, FORWARD
 
 JOBS = max(1, min(15, (os.cpu_count() or 2) - 1))
 COMPILE_SECONDS = 150
+MOST_ELEMENTS = 2**27  # of what processes that compile ahead hold each; larger inputs take the same kernels
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,15 @@ class Case:
 
     name: str
     make: Callable[[str, bool], Problem]  # device, tiny
+    elements: int  # of one input
 
 
 def cases() -> list[Case]:
     """All of them, the most telling first."""
-    return [_matrix("HGRN2", matrix.hgrn2, size) for size in matrix.SIZES] + [
-        _matrix("scalar decay", matrix.scalar_decay, size) for size in matrix.SIZES
-    ]
+    found = [_matrix("HGRN2", matrix.hgrn2, size) for size in matrix.SIZES]
+    found += [_matrix("scalar decay", matrix.scalar_decay, size) for size in matrix.SIZES]
+    found += [_bare(row, "bare") for row in bare.rows()]
+    return found + [_bare(row, "series") for row in bare.series()]
 
 
 def _matrix(name: str, make: Callable[..., Problem], size: tuple[int, ...]) -> Case:
@@ -58,7 +63,15 @@ def _matrix(name: str, make: Callable[..., Problem], size: tuple[int, ...]) -> C
         small = tuple(min(n, most) for n, most in zip(size, matrix.TINY, strict=True))
         return make(small if tiny else size, device, None if tiny else "chunked")
 
-    return Case(f"{name} {'x'.join(map(str, size))}", made)
+    return Case(f"{name} {'x'.join(map(str, size))}", made, math.prod(size[:4]))
+
+
+def _bare(row: Row, section: str) -> Case:
+    def made(device: str, tiny: bool) -> Problem:
+        small = tuple(min(n, most) for n, most in zip(row.size, bare.TINY, strict=True))
+        return bare.prepare(replace(row, size=small) if tiny else row, device, section)
+
+    return Case(f"{row} {section}", made, math.prod(row.size))
 
 
 def main() -> None:
@@ -118,12 +131,16 @@ def compile_ahead(options: argparse.Namespace) -> int:
 def makers(chosen: list[Case], pattern: str) -> Iterator[Callable[[], ahead.Call]]:
     """The calls that launch what the cases need, one case's tensors at a time."""
     for case in chosen:
+        if case.elements > MOST_ELEMENTS:
+            continue
         problem = case.make("cuda", False)
         found = [p for p in peers.of(problem) if fnmatch.fnmatch(p.name, pattern) and not p.available()]
-        made = [partial(p.prepare, problem) for p in found if not p.refuses(problem)]
-        for make in (problem.ours, *made):
+        makers = [(problem.ours, False)]
+        makers += [(partial(p.prepare, problem), p.whole) for p in found if not p.refuses(problem)]
+        for make, whole in makers:
             for direction in (FORWARD, BACKWARD, BOTH):
-                yield partial(_call, make, direction)
+                call = partial(_call, make, direction)
+                yield ahead.Whole(call) if whole else call
 
 
 def _call(make: Callable[[], Calls], direction: str) -> ahead.Call:

@@ -52,6 +52,7 @@ class Problem:
     cotangent: Tensor  # of the output
     find: Callable[[], Truth]
     ours: Callable[[], Calls]
+    initial: Tensor | None = None  # state, where it is not 0
     exact: bool = False  # its states are among the inputs
     products: int = 0  # entries of the state, over all steps
     exponentials: int = 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.peers import fla
+from benchmarks.peers import accelerated, fla, jax_scan, torch_scan
 from benchmarks.peers.peer import Peer
 from benchmarks.problems import Problem
 
-PEERS: tuple[Peer, ...] = (*fla.PEERS,)
+PEERS: tuple[Peer, ...] = (*fla.PEERS, *torch_scan.PEERS, *jax_scan.PEERS, *accelerated.PEERS)
 
 
 def of(problem: Problem) -> list[Peer]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from benchmarks.peers.peer import Peer, calls
+from benchmarks.peers.peer import Peer, calls, no_gpu
 from benchmarks.problems import Calls, Problem
 
 MODULE, DISTRIBUTION = "fla", "fla-core"
@@ -101,7 +101,7 @@ def quick_tuning() -> Iterator[None]:
 
 
 def _peer(name: str, operator: str, prepare: Callable[[Problem], Calls], **more: object) -> Peer:
-    return Peer(f"fla {name}", MODULE, DISTRIBUTION, (operator,), prepare, **more)  # type: ignore[arg-type]
+    return Peer(f"fla {name}", MODULE, DISTRIBUTION, (operator,), prepare, needs=no_gpu, **more)  # type: ignore[arg-type]
 
 
 PEERS = (

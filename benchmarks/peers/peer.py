@@ -26,6 +26,10 @@ def nothing(problem: Problem) -> str:
     return ""
 
 
+def no_gpu() -> str:
+    return "" if torch.cuda.is_available() else "it needs a GPU"
+
+
 @dataclass(frozen=True)
 class Peer:
     """Another implementation of some operators.

@@ -11,10 +11,11 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
-from benchmarks import ahead, contest, grid, matrix, peers, truths, wall
+from benchmarks import ahead, bare, contest, grid, matrix, peers, truths, wall
+from benchmarks.cases import Row
 from benchmarks.contest import OURS
-from benchmarks.peers import fla
-from benchmarks.peers.peer import Peer, calls
+from benchmarks.peers import fla, torch_scan
+from benchmarks.peers.peer import BOUNDS, Peer, calls
 from benchmarks.problems import OUTPUT, Problem
 from benchmarks.record import Results, environment
 from benchmarks.session import Session
@@ -173,12 +174,48 @@ def test_a_run_takes_what_was_asked_for_and_stops_in_time(tmp_path: Path):
 
 
 def test_every_case_is_right_when_small(tmp_path: Path):
-    run = session(tmp_path, peers="none")
-    grid.run(run, grid.cases(), float("inf"))
+    run, kinds = session(tmp_path, peers="none"), {}
+    for case in grid.cases():
+        at = case.make("cpu", True).at()
+        kinds.setdefault(str({n: x for n, x in at.items() if n != "size"}), case)
+    grid.run(run, list(kinds.values()), float("inf"))
     rows = [r for r in run.results.rows if r["implementation"] == OURS]
     assert not [r for r in run.results.rows if "failed" in r]
-    assert len(rows) == sum(3 for _ in grid.cases())
+    assert len(rows) == 3 * len(kinds)
     assert len({case.name for case in grid.cases()}) == len(grid.cases())
+
+
+@pytest.mark.parametrize("name", BARE)
+@pytest.mark.parametrize("layout", ["btd", "bdt"])
+def test_peers_that_run_here_are_right(name: str, layout: str):
+    """PyTorch's own, and JAX where it is installed."""
+    problem = bare.prepare(Row(name, bare.TINY, torch.float32, layout), "cpu")
+    for peer in peers.of(problem):
+        if not peer.available() and not peer.refuses(problem):
+            made = peer.prepare(problem)
+            for direction in made.calls:
+                problem.errors(direction, made, BOUNDS[problem.dtype])
+
+
+def test_every_peer_says_why_it_is_not_here():
+    row = Row("Affine", bare.TINY, torch.float32)
+    said = {p.name: p.available() or p.refuses(bare.prepare(row, "cpu")) for p in peers.PEERS}
+    if not torch.cuda.is_available():
+        assert said["fla chunk_hgrn"] in {"fla-core is not installed", "it needs a GPU"}
+        assert said["torch.compile associative_scan"] == "its scan of several tensors needs a GPU"
+
+
+def test_a_wrong_gradient_is_found_on_a_few_steps(monkeypatch: pytest.MonkeyPatch):
+    assert torch_scan.wrong_gradient("Affine", "cpu") == ""
+    torch_scan.wrong_gradient.cache_clear()
+
+    def half_blind(e, l):
+        return l[0] * e[0], (l[0] + l[0].detach()) / 2 * e[1] + l[1]
+
+    monkeypatch.setitem(torch_scan.COMBINES, "Affine", half_blind)
+    said = "its gradient of a is wrong on 8 steps: relative error 0.5"
+    assert torch_scan.wrong_gradient("Affine", "cpu") == said
+    torch_scan.wrong_gradient.cache_clear()
 
 
 def test_layer_gates_of_a_peer_are_those_of_the_recurrence():
