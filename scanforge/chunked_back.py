@@ -15,12 +15,32 @@ import torch
 
 from scanforge.adjoint import Adjoint
 from scanforge.chunked_form import MatrixForm, matrix_form
-from scanforge.chunked_run import alone, first_state, over_time, run_program, setting_of, values_of
+from scanforge.chunked_run import (
+    alone,
+    along_values,
+    contract,
+    first_state,
+    gradient_views,
+    nothing,
+    over_time,
+    run_program,
+    setting_of,
+)
 from scanforge.chunked_setting import Setting
+from scanforge.chunked_swap import kernel_form, seed_of
 from scanforge.chunked_vjp import WayBack, way_back
-from scanforge.chunked_work import Operands, States, gate_views, operands, run, walk
-from scanforge.emit import chunk_gates, chunk_gradient
-from scanforge.emit.chunk_frame import ChunkForm
+from scanforge.chunked_work import (
+    Found,
+    Operands,
+    States,
+    gate_gradients,
+    gates_back,
+    operands,
+    part_count,
+    states_between,
+    walk,
+)
+from scanforge.emit import chunk_gradient
 from scanforge.ir.builder import Builder
 from scanforge.ir.program import Program, fresh
 from scanforge.ir.scan import TIME, Scan, load
@@ -31,51 +51,51 @@ from scanforge.work import Views, Work
 Tensor = torch.Tensor
 
 
-def backward(
-    text: str, form: MatrixForm, derived: Adjoint, work: Work, sizes: dict[str, int], options: Options
-) -> None:
+def backward(text: str, derived: Adjoint, work: Work, sizes: dict[str, int], options: Options) -> None:
     """Write the gradients; the views are in the order of the forward pass."""
     scan, work = load(text), alone(work)
     shown = output_dtypes(scan, [work.inputs[i.name].tensor for i in scan.inputs], options.dtype)
     timed = [d for o, d in zip(scan.outputs, shown, strict=True) if TIME in o.axes]
-    call = setting_of(text, form, work, sizes, options, timed)
+    call = setting_of(text, work, sizes, options, timed)
+    form, inputs = call.form, work.inputs
     targets = {i: work.outputs[g] for i, g in derived.gradients}
     found = Gradients(call, scan, targets)
-    made, values = operands(call, work.inputs, gradients=True), values_of(call, scan, work)
     begin = States.of(call, first_state(call, work.kept[form.state]))
     seeds = [States.of(call, v) for v in work.starts.values()]
     ends = [States.of(call, v) for v in work.ends.values()]
     seed, end = (*seeds, _zeros(call))[0], (*ends, _room(call.walking))[0]
+    contracted = None if form.plain_readout else over_time(call, scan, form.shown_axis, call.computed)
+    given = {o: inputs[g] for o, g in derived.cotangents}
+    before, after = states_between(call), states_between(call)
+    values = along_values(call, scan, inputs, "value")
 
-    contracted = None if form.plain_readout else over_time(call, scan, form.value_axis, call.computed)
-    before = _states(call)
-    walk(call, made, values, contracted, begin, _room(call.walking), kept=before)
-    given = {o: work.inputs[g] for o, g in derived.cotangents}
-    grad = _through_readout(call, scan, found, work.inputs, contracted, given)
-    after = _states(call)
-    to_values = found.values()
-    walk(call, made, grad, to_values, seed, end, down=True, kept=after)
-    found.from_values(work.inputs, to_values)
+    if form.reader is None:
+        made = operands(call, inputs, gradients=True)
+        walk(call, made, values, contracted, begin, _room(call.walking), kept=before)
+        reads = _through_readout(call, scan, found, inputs, contracted, given)
+    else:
+        if contracted is not None:
+            contract(call, scan, inputs, contracted, begin, _room(call.walking))
+        inputs = inputs | {seed_of(form): _through_readout(call, scan, found, inputs, contracted, given)}
+        made, reads = operands(call, inputs, gradients=True), along_values(call, scan, inputs, "read")
+        to_reads = found.along_values("read")
+        walk(call, made, values, to_reads, begin, _room(call.walking), kept=before)
+        found.from_values("read", inputs, to_reads)
+    to_values = found.along_values("value")
+    walk(call, made, reads, to_values, seed, end, down=True, kept=after)
+    found.from_values("value", inputs, to_values)
     back = gates_back(call.text, frozenset(targets))
     if back.found:
-        _gates(call, scan, made, (values, grad), (before, after), found, back, work.inputs)
+        _gates(call, made, gradient_views(call, inputs, values, reads), (before, after), found, back)
     found.settle()
 
 
 @lru_cache(maxsize=1024)
-def gates_back(text: str, wanted: frozenset[str]) -> WayBack:
-    """The way back through the gates of a recurrence."""
-    form = _form(text)
-    axes = (TIME, *form.lanes, form.key_axis)
-    return way_back(form.slopes, wanted, {o: axes for o, _ in form.slopes.outputs}, ())
-
-
-@lru_cache(maxsize=1024)
-def values_back(text: str, wanted: frozenset[str]) -> WayBack:
-    """The way back through what the values are made of."""
-    form = _form(text)
+def values_back(text: str, part: str, wanted: frozenset[str]) -> WayBack:
+    """The way back through what values, or what reads them, are made of."""
+    form = kernel_form(text)
     axes = (TIME, *form.lanes, form.value_axis)
-    return way_back(form.values, wanted, {"value": axes}, ())
+    return way_back(form.part(part), wanted, {part: axes}, ())
 
 
 @lru_cache(maxsize=1024)
@@ -85,13 +105,6 @@ def readout_back(
     """The way back through the readout, from cotangents of outputs with their axes."""
     form = _form(text)
     return way_back(form.readout, wanted | {form.contracted}, dict(seeds), (form.key_axis, form.value_axis))
-
-
-@lru_cache(maxsize=1024)
-def gradient_source(text: str, chunk: ChunkForm, wanted: frozenset[str], *, exact: bool) -> str:
-    """The text of a kernel of the gates' gradients."""
-    make = chunk_gradient.exact_kernel if exact else chunk_gradient.fast_kernel
-    return make(_form(text), chunk, gates_back(text, wanted))
 
 
 def _form(text: str) -> MatrixForm:
@@ -105,8 +118,7 @@ class Gradients:
 
     def __init__(self, call: Setting, scan: Scan, targets: Views) -> None:
         self.call, self.scan, self.targets = call, scan, targets
-        form = call.form
-        self.parts = (form.gates, form.values, form.readout)
+        self.parts = call.form.parts
         self.found: dict[str, list[tuple[Tensor, tuple[str, ...]]]] = {n: [] for n in targets}
         self.placed: set[str] = set()
 
@@ -128,21 +140,20 @@ class Gradients:
         """A gradient, or parts of it along axes that the input lacks."""
         self.found[name].append((tensor, dims))
 
-    def values(self) -> View:
-        """Where the walk down leaves the gradients of values."""
+    def along_values(self, part: str) -> View:
+        """Where a walk leaves the gradients of a part along values."""
         call, form = self.call, self.call.form
-        plain = form.plain("value")
+        plain = form.plain(part)
         axes = (TIME, *form.lanes, form.value_axis)
         if plain and plain in self.targets:
             return self.place(plain, axes, call.computed)
         return over_time(call, self.scan, form.value_axis, call.computed)
 
-    def from_values(self, inputs: Views, shown: View) -> None:
-        """From the gradients of values to those of what they are made of."""
-        form = self.call.form
-        if not form.plain("value"):
-            back = values_back(self.call.text, frozenset(self.targets))
-            self.run(back, inputs, {"value": shown})
+    def from_values(self, part: str, inputs: Views, shown: View) -> None:
+        """From the gradients of such a part to those of what it is made of."""
+        if not self.call.form.plain(part):
+            back = values_back(self.call.text, part, frozenset(self.targets))
+            self.run(back, inputs, {part: shown})
 
     def run(self, back: WayBack, inputs: Views, cotangents: Views) -> None:
         """The way back through a pointwise part."""
@@ -177,13 +188,13 @@ def _through_readout(
     """The cotangent of what was contracted."""
     form = call.form
     if contracted is None:
-        return _real(call, scan, inputs, next(iter(given.values()), _nothing(call)))
+        return _real(call, scan, inputs, next(iter(given.values()), nothing(call)))
     axes = tuple((o.name, o.axes) for o in scan.outputs if o.name in given)
     back = readout_back(call.text, frozenset(found.targets), axes)
     if not back.found:
-        return _nothing(call)
+        return nothing(call)
     grad = (
-        over_time(call, scan, form.value_axis, call.dot) if form.contracted in back.found else _nothing(call)
+        over_time(call, scan, form.shown_axis, call.dot) if form.contracted in back.found else nothing(call)
     )
     given = inputs | {form.contracted: contracted} | {name: given[o] for o, name in back.cotangents}
     own = {
@@ -199,7 +210,7 @@ def _real(call: Setting, scan: Scan, inputs: Views, grad: View) -> View:
     program = real_steps(call.text)
     if program is None:
         return grad
-    kept = over_time(call, scan, call.form.value_axis, call.dot)
+    kept = over_time(call, scan, call.form.shown_axis, call.dot)
     run_program(call, program, inputs | {program.inputs[-1].name: grad}, {"real": kept})
     return kept
 
@@ -221,44 +232,26 @@ def real_steps(text: str) -> Program | None:
 
 
 def _gates(
-    call: Setting, scan: Scan, made: Operands, along: tuple[View, View], states: tuple[Tensor, Tensor],
-    found: Gradients, back: WayBack, inputs: Views,
+    call: Setting, made: Operands, read: list[Found], states: tuple[Tensor, Tensor], found: Gradients,
+    back: WayBack,
 ) -> None:  # fmt: skip
-    """The gradients of what gates are made of; `along` values are these and the contracted's cotangent."""
-    plan, form = call.plan, call.form
-    axes, parts = (TIME, *form.lanes, form.key_axis), plan.padded // plan.exact_keys
-    outs = [
+    """The gradients of what gates are made of."""
+    form, padded = call.form, call.plan.padded
+    axes = (TIME, *form.lanes, form.key_axis)
+    left = [
         (t, found.place(t.name[4:], axes, call.computed), form.key_axis)
         for t in chunk_gradient.gradient_tiles(form, back)
     ]
-    rooms = [made.queries, made.keys, made.flags, *states]
+    rooms = []
     for tile in chunk_gradient.parts(form, back):
-        size = (parts, call.length) if tile.timed else (call.chunks, plan.padded if tile.column else parts)
+        parts = part_count(call)
+        size = (parts, call.length) if tile.timed else (call.chunks, padded if tile.column else parts)
         part = call.like.new_zeros((*call.lanes, *size), dtype=call.computed)
         rooms.append(part)
         cut = part[..., : call.sizes[form.key_axis]] if tile.column else part
         dims = (form.key_axis, TIME) if tile.timed else (TIME, form.key_axis)
         found.add(tile.name, cut, (*form.lanes, *dims))
-    pair = ((chunk_gradient.GIVEN, along[0]), (chunk_gradient.GRAD, along[1]))
-    tiles = [*gate_views(call, inputs), *((t, v, form.value_axis) for t, v in pair), *outs]
-    constants = {
-        "K": call.sizes[form.key_axis], "KP": plan.padded, "V": call.sizes[form.value_axis],
-        "C": plan.steps, "LEVELS": plan.levels, "PARTS": parts,
-    }  # fmt: skip
-    wanted = frozenset(found.targets)
-    for exact in (False, True):
-        source = gradient_source(call.text, call.chunk, wanted, exact=exact)
-        keys, values, warps = plan.exact_gradients if exact else plan.gradients
-        blocks = plan.padded // keys
-        groups = -(-call.chunks // chunk_gates.TOGETHER) if exact else call.chunks
-        own = {"KB": keys, "VB": values, "BLOCKS": blocks}
-        run(call, source, tiles, rooms, constants | own, call.count * groups * blocks, warps)
-
-
-def _states(call: Setting) -> Tensor:
-    """Room for a state at each boundary between chunks."""
-    values = call.sizes[call.form.value_axis]
-    return call.empty(call.count, call.chunks, values, call.plan.padded, dtype=call.plan.kept)
+    gate_gradients(call, frozenset(found.targets), made, read, states, left, rooms)
 
 
 def _room(call: Setting) -> States:
@@ -272,10 +265,3 @@ def _room(call: Setting) -> States:
 def _zeros(call: Setting) -> States:
     """A state of 0."""
     return States(call.like.new_zeros(1, dtype=call.computed), (0,) * len(call.lanes), 0, 0)
-
-
-def _nothing(call: Setting) -> View:
-    """A cotangent of 0."""
-    shape = tuple(call.sizes[a] for a in call.axes)
-    zero = call.like.new_zeros(1, dtype=call.dot)
-    return View(zero, 0, shape, (0,) * len(shape), (False,) * len(shape))

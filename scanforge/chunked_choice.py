@@ -55,8 +55,6 @@ def _why(form: MatrixForm, sizes: dict[str, int], options: Options) -> str:
 
 def why_not(form: MatrixForm, *, packed: bool) -> str:
     """What of a matrix form these kernels do not have; empty for nothing."""
-    if form.decay_on == "value":
-        return f"its decay is on {form.value_axis}, which the readout keeps"
     first = form.lanes[:1] == (BATCH,)
     return "" if first or not packed else "sequences are packed, and the batch is not its state's first axis"
 
@@ -69,8 +67,9 @@ def not_worth(form: MatrixForm, sizes: dict[str, int], computed: torch.dtype) ->
     least = min(sides, key=lambda a: sides[a])
     if sides[least] < SMALLEST:
         return f"{least}={sides[least]} is less than the {SMALLEST} of a matrix product"
-    if sides[form.key_axis] > WIDEST:
-        return f"{form.key_axis}={sides[form.key_axis]} is more than the {WIDEST} that a program holds"
+    whole = form.value_axis if form.decay_on == "value" else form.key_axis
+    if sides[whole] > WIDEST:
+        return f"{whole}={sides[whole]} is more than the {WIDEST} that a program holds"
     return f"{sizes[TIME]} steps are less than a chunk of {SHORT}" if sizes[TIME] < SHORT else ""
 
 

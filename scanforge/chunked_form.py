@@ -28,8 +28,8 @@ class MatrixForm:
     """The parts of the recurrence, as programs of its inputs.
 
     gates    -> query, key, and the decay unless it is on the value axis
-    slopes   the same with a decay's logarithm, if that has a slope of its own, for derivatives
     values   -> value, and the decay if it is on the value axis
+    slopes   the one of both that has the decay, as its logarithm if that has a slope of its own
     readout  of `contracted` and inputs -> the outputs
     A decay is called `decay`, or `log2_decay` where the declaration takes an exponential.
     """
@@ -45,6 +45,17 @@ class MatrixForm:
     values: Program
     readout: Program
     slopes: Program
+    reader: Program | None = None  # -> read, where keys and values have changed places (chunked_swap.py)
+
+    @property
+    def parts(self) -> tuple[Program, ...]:
+        """All programs but slopes."""
+        return (self.gates, self.values, self.readout, *([self.reader] if self.reader else []))
+
+    @property
+    def shown_axis(self) -> str:
+        """The axis that what is contracted keeps."""
+        return self.key_axis if self.reader else self.value_axis
 
     @property
     def log_slope(self) -> bool:
@@ -62,10 +73,14 @@ class MatrixForm:
         return [v for _, v in self.readout.outputs] == [self.contracted]
 
     def plain(self, part: str) -> str:
-        """The input that `query`, `key` or `value` is; empty for an expression."""
-        program = self.values if part == "value" else self.gates
+        """The input that `query`, `key`, `value` or `read` is; empty for an expression."""
+        program = self.part(part)
         variable = dict(program.outputs)[part]
         return variable if variable in {v.name for v in program.inputs} else ""
+
+    def part(self, name: str) -> Program:
+        """The program of something along values, or the gates."""
+        return {"value": self.values, "read": self.reader or self.gates}.get(name, self.gates)
 
     def sentence(self) -> str:
         """The form for people."""
@@ -250,7 +265,8 @@ class _Finder:
         log = self.algebra.log2_of(decay)
         named = {"decay": decay} if log is None else {"log2_decay": log}
         slope = self.algebra.log2_of(decay, sigmoids=True)
-        slopes = gates | ({} if on == "value" else named if slope is None else {"log2_decay": slope})
+        beside = {"value": value} if on == "value" else dict(gates)
+        slopes = beside | (named if slope is None else {"log2_decay": slope})
         gates |= named if on != "value" else {}
         values = {"value": value} | (named if on == "value" else {})
         return MatrixForm(
@@ -264,7 +280,7 @@ class _Finder:
             self.program("gates", gates, {TIME, *lanes, self.key}),
             self.program("values", values, {TIME, *lanes, self.value}),
             self.program("readout", outputs, set(self.scan.axes)),
-            self.program("slopes", slopes, {TIME, *lanes, self.key}),
+            self.program("slopes", slopes, {TIME, *lanes, self.value if on == "value" else self.key}),
         )
 
     def program(self, name: str, outputs: dict[str, Value], axes: Iterable[str]) -> Program:

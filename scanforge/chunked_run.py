@@ -1,7 +1,8 @@
 """The lowering `chunked`: a recurrence of matrix form runs as products over chunks of steps.
 
 The gates kernel makes the operands of every chunk, the walk takes them with the values. What the values and
-the outputs are made of beside that runs as pointwise kernels, where it is not the identity.
+the outputs are made of beside that runs as pointwise kernels, where it is not the identity. Where values
+decay, they and the keys change places (chunked_swap.py).
 """
 
 from __future__ import annotations
@@ -11,9 +12,19 @@ from dataclasses import replace
 
 import torch
 
-from scanforge.chunked_form import MatrixForm
 from scanforge.chunked_setting import Setting, setting
-from scanforge.chunked_work import States, operands, walk
+from scanforge.chunked_swap import kernel_form, seed_of
+from scanforge.chunked_work import (
+    Found,
+    States,
+    gate_gradients,
+    gate_views,
+    gates_back,
+    operands,
+    states_between,
+    walk,
+)
+from scanforge.emit.chunk_gradient import GIVEN, GRAD, gradient_tiles
 from scanforge.ir.program import Program
 from scanforge.ir.scan import BATCH, TIME, Scan, load
 from scanforge.launch import Options
@@ -24,26 +35,51 @@ from scanforge.work import Work
 Tensor = torch.Tensor
 
 
-def forward(text: str, form: MatrixForm, work: Work, sizes: dict[str, int], options: Options) -> None:
+def forward(text: str, work: Work, sizes: dict[str, int], options: Options) -> None:
     """Run a recurrence; the views are in the order of processing."""
     scan, work = load(text), alone(work)
     shown = [v.tensor.dtype for v in work.outputs.values() if v.has[0]]
-    call = setting_of(text, form, work, sizes, options, shown)
-    made = operands(call, work.inputs)
-    values = values_of(call, scan, work)
+    call = setting_of(text, work, sizes, options, shown)
+    form = call.form
     begin, end = (States.of(call, views[form.state]) for views in (work.starts, work.ends))
-    whole = {TIME, *form.lanes, form.value_axis} == {a for o in scan.outputs for a in o.axes}
+    whole = {TIME, *form.lanes, form.shown_axis} == {a for o in scan.outputs for a in o.axes}
     if form.plain_readout and whole:  # else the output is a sum
         (target,) = work.outputs.values()
-        walk(call, made, values, target, begin, end)
+        contract(call, scan, work.inputs, target, begin, end)
     else:
-        contracted = over_time(call, scan, form.value_axis, call.computed)
-        walk(call, made, values, contracted, begin, end)
+        contracted = over_time(call, scan, form.shown_axis, call.computed)
+        contract(call, scan, work.inputs, contracted, begin, end)
         given = work.inputs | {form.contracted: contracted}
         run_program(call, form.readout, given, work.outputs)
     for name, view in work.kept.items():  # what the backward pass begins with
         first = first_state(call, view)
         first.take(_tensor(work.starts[name]), range(len(first.shape)))
+
+
+def contract(
+    call: Setting, scan: Scan, inputs: dict[str, View], target: View, begin: States, end: States
+) -> None:
+    """What the readout contracts; where keys and values have changed places, as the queries' gradient."""
+    form = call.form
+    if form.reader is None:
+        made, values = operands(call, inputs), along_values(call, scan, inputs, "value")
+        return walk(call, made, values, target, begin, end)
+    seed = seed_of(form)
+    inputs = inputs | {seed: nothing(call)}
+    made, before = operands(call, inputs), states_between(call)
+    values, reads = (along_values(call, scan, inputs, part) for part in ("value", "read"))
+    walk(call, made, values, None, begin, end, kept=before)
+    wanted = frozenset([seed])
+    (tile,) = gradient_tiles(form, gates_back(call.text, wanted))
+    read = gradient_views(call, inputs, values, reads)
+    left = [(tile, target, form.key_axis)]
+    return gate_gradients(call, wanted, made, read, (before, before), left, [])
+
+
+def gradient_views(call: Setting, inputs: dict[str, View], values: View, grad: View) -> list[Found]:
+    """What the kernels of the gates' gradients read."""
+    pair = ((GIVEN, values), (GRAD, grad))
+    return [*gate_views(call, inputs), *((t, v, call.form.value_axis) for t, v in pair)]
 
 
 def alone(work: Work) -> Work:
@@ -69,23 +105,29 @@ def first_state(call: Setting, kept: View) -> View:
 
 
 def setting_of(
-    text: str, form: MatrixForm, work: Work, sizes: dict[str, int], options: Options,
-    shown: Sequence[torch.dtype],
-) -> Setting:  # fmt: skip
+    text: str, work: Work, sizes: dict[str, int], options: Options, shown: Sequence[torch.dtype]
+) -> Setting:
     """The setting of a pass, whose outputs over time have types `shown`."""
     axes = (TIME, *load(text).lanes)
     dtype = shown[0] if shown else options.dtype
-    return setting(text, form, axes, sizes, dtype, options.dtype, work)
+    return setting(text, kernel_form(text), axes, sizes, dtype, options.dtype, work)
 
 
-def values_of(call: Setting, scan: Scan, work: Work) -> View:
-    """What is written along values: an input as it is, or made of some."""
-    plain = call.form.plain("value")
+def along_values(call: Setting, scan: Scan, inputs: dict[str, View], part: str) -> View:
+    """The `value` that is written, or what `read`s it: an input as it is, or made of some."""
+    plain = call.form.plain(part)
     if plain:
-        return work.inputs[plain]
+        return inputs[plain]
     made = over_time(call, scan, call.form.value_axis, call.dot)
-    run_program(call, call.form.values, work.inputs, {"value": made})
+    run_program(call, call.form.part(part), inputs, {part: made})
     return made
+
+
+def nothing(call: Setting) -> View:
+    """A tensor of 0 over all axes."""
+    shape = tuple(call.sizes[a] for a in call.axes)
+    zero = call.like.new_zeros(1, dtype=call.dot)
+    return View(zero, 0, shape, (0,) * len(shape), (False,) * len(shape))
 
 
 def over_time(call: Setting, scan: Scan, column: str, dtype: torch.dtype) -> View:

@@ -11,9 +11,10 @@ import torch
 
 from scanforge import tape
 from scanforge.cache import load_kernel_module
-from scanforge.chunked_form import MatrixForm, matrix_form
 from scanforge.chunked_setting import Setting
-from scanforge.emit import chunk_gates
+from scanforge.chunked_swap import kernel_form
+from scanforge.chunked_vjp import WayBack, way_back
+from scanforge.emit import chunk_gates, chunk_gradient
 from scanforge.emit.chunk_frame import ChunkForm, Tile
 from scanforge.emit.chunk_walk import BEGIN, END, WalkForm, buffers, prefix_kernel, tiles, walk_kernel
 from scanforge.ir.scan import TIME
@@ -43,11 +44,25 @@ def kernel(source: str) -> Any:
 @lru_cache(maxsize=4096)
 def gates_source(text: str, chunk: ChunkForm, *, exact: bool, gradients: bool) -> str:
     """The text of a kernel of chunks' operands."""
-    form = matrix_form(text)
-    assert isinstance(form, MatrixForm)
+    form = kernel_form(text)
     if exact:
         return chunk_gates.exact_kernel(form, chunk)
     return chunk_gates.fast_kernel(form, chunk, gradients=gradients)
+
+
+@lru_cache(maxsize=1024)
+def gates_back(text: str, wanted: frozenset[str]) -> WayBack:
+    """The way back through the gates of a recurrence."""
+    form = kernel_form(text)
+    axes = (TIME, *form.lanes, form.key_axis)
+    return way_back(form.slopes, wanted, {o: axes for o, _ in form.slopes.outputs}, ())
+
+
+@lru_cache(maxsize=1024)
+def gradient_source(text: str, chunk: ChunkForm, wanted: frozenset[str], *, exact: bool) -> str:
+    """The text of a kernel of the gates' gradients."""
+    make = chunk_gradient.exact_kernel if exact else chunk_gradient.fast_kernel
+    return make(kernel_form(text), chunk, gates_back(text, wanted))
 
 
 walk_source = lru_cache(maxsize=256)(walk_kernel)
@@ -136,6 +151,41 @@ def walk(
     run(call, prefix_source(call.chunk), found, [last, totals, first], constants, grid, plan.walk_warps)
     whole = replace(alone, ended=False)
     _walk(call, made, whole, {"given": given, "shown": shown}, of_groups[1], None, [kept], groups)
+
+
+def states_between(call: Setting) -> Tensor:
+    """Room for a state at each boundary between chunks."""
+    values = call.sizes[call.form.value_axis]
+    return call.empty(call.count, call.chunks, values, call.plan.padded, dtype=call.plan.kept)
+
+
+def gate_gradients(
+    call: Setting, wanted: frozenset[str], made: Operands, read: Sequence[Found],
+    states: tuple[Tensor, Tensor], left: Sequence[Found], parts: Sequence[Tensor],
+) -> None:  # fmt: skip
+    """Launch the kernels of the gates' gradients.
+
+    They read what gates do, then two tensors along values, these and the cotangent of what is contracted,
+    then the states before chunks and the cotangents of those after. They leave gradients, or parts of them.
+    """
+    plan, form = call.plan, call.form
+    constants = {
+        "K": call.sizes[form.key_axis], "KP": plan.padded, "V": call.sizes[form.value_axis],
+        "C": plan.steps, "LEVELS": plan.levels, "PARTS": part_count(call),
+    }  # fmt: skip
+    rooms = [made.queries, made.keys, made.flags, *states, *parts]
+    for exact in (False, True):
+        source = gradient_source(call.text, call.chunk, wanted, exact=exact)
+        keys, values, warps = plan.exact_gradients if exact else plan.gradients
+        blocks = plan.padded // keys
+        groups = -(-call.chunks // chunk_gates.TOGETHER) if exact else call.chunks
+        own = {"KB": keys, "VB": values, "BLOCKS": blocks}
+        run(call, source, [*read, *left], rooms, constants | own, call.count * groups * blocks, warps)
+
+
+def part_count(call: Setting) -> int:
+    """How many programs of a chunk may leave a part of a gradient that lacks the key axis."""
+    return call.plan.padded // call.plan.exact_keys
 
 
 def _near(states: States, name: str) -> dict[str, int]:

@@ -118,7 +118,7 @@ def _forward(
     by_chunks = chunked_choice.choice(text, sizes, options, packed=work.bounds is not None)
     if by_chunks.form:
         ran(LastRun(scan.name, chunked_choice.plan_of(by_chunks)))
-        return chunked_run.forward(text, by_chunks.form, work, sizes, options)
+        return chunked_run.forward(text, work, sizes, options)
     inside = pipeline.inside_axes(text)
     chosen = kernel_plan(scan, sizes, options.lowering, inside.axes)
     spacing = keep.spacing if keep else 0
@@ -247,7 +247,7 @@ def _backward(
     if by_chunks.form:
         ran(LastRun(f"{name}.adjoint", chunked_choice.plan_of(by_chunks)))
         derived = pipeline.kernel_adjoint(text, wanted)
-        return chunked_back.backward(text, by_chunks.form, derived, work, sizes, options)
+        return chunked_back.backward(text, derived, work, sizes, options)
     chosen = kernel_plan(load(text), sizes, options.lowering, inside.axes)
     ran(LastRun(f"{name}.adjoint", chosen.plan))
     held = partial(held_plan, inside, sizes, backward=True)

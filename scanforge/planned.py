@@ -12,6 +12,7 @@ from scanforge.adjoint import full_adjoint
 from scanforge.chunked_choice import Choice, choice, plan_of
 from scanforge.chunked_form import MatrixForm, matrix_form
 from scanforge.chunked_plan import chunk_plan
+from scanforge.chunked_swap import kernel_form
 from scanforge.ir.scan import TIME, Input, Output, Scan, load
 from scanforge.launch import Options, kept_states
 from scanforge.pipeline import composed_of, inside_axes
@@ -88,7 +89,7 @@ def planned(text: str, sizes: dict[str, int], dtype: torch.dtype) -> Planned:
             "backward": _moved(back, sizes, dtype, spacing if inside.axes else 1),
         },
     )
-    return by_products(made, by_chunks.form, by_chunks, back) if by_chunks.form else made
+    return by_products(made, kernel_form(text), by_chunks, back) if by_chunks.form else made
 
 
 def by_products(made: Planned, form: MatrixForm, by_chunks: Choice, back: Scan) -> Planned:

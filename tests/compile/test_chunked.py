@@ -57,3 +57,12 @@ def test_shipped_tiles_do_not_spill(shape, way):
 def test_every_target(target, dtype, way):
     for launch in launched(Matrix(), dtype, "small")[way]:
         build(launch, target)
+
+
+@each_way
+def test_a_decay_on_values(way):
+    """The same kernels; what is contracted is a gradient, so that a forward pass has those kernels too."""
+    kernels = launched(Matrix(decay="on values"), BF16, "small")[way]
+    assert len(kernels) == {"forward": 5, "backward": 6}[way]
+    for launch in kernels:
+        build(launch, SM90)

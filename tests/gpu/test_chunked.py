@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import scanforge as sf
+from tests.matrix_recurrences import Matrix
 from tests.recurrence_declarations import HGRN2
 from tests.tolerances import assert_close, err
 
@@ -113,3 +114,29 @@ def test_packed_is_each_sequence_alone():
             assert torch.equal(y[:, first:last], alone[0])
             assert torch.equal(final[k : k + 1], alone[1])
     assert err(final[0], torch.zeros_like(final[0])) == 0
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "reset"])
+@pytest.mark.parametrize("decay", ["bounded", "on values", "log"])
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "fp32"])
+def test_forms_and_resets(dtype, decay, cut):
+    """As the plan chooses; sides and time that fill no block, and the axis that decays on either side."""
+    matrix = Matrix(decay=decay, read="gated")
+    x = {n: t.cuda() for n, t in matrix.draw(dtype, b=2, h=2, t=300, k=72, v=100).items()}
+    seed = torch.randn(2, 300, 2, 100, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).to(
+        BF16
+    )
+    starts = torch.zeros(2, 300, dtype=torch.bool, device="cuda")
+    starts[0, [0, 5, 64, 200]] = starts[1, 127] = cut
+
+    def run(x: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
+        given = {n: t.detach().requires_grad_() for n, t in x.items()}
+        y = sf.scan(matrix.recurrence(), **given, reset=starts if cut else None, **options)
+        found = torch.autograd.grad(y, list(given.values()), seed.to(y.dtype))
+        return {"y": y} | dict(zip(given, found, strict=True))
+
+    got = run(x)
+    assert sf.last_run().plan.lowering == "chunked"
+    expected = run({n: t.double() for n, t in x.items()}, backend="reference", lowering="loop")
+    for name, y in expected.items():
+        assert_close(got[name], y, "forward" if name == "y" else "gradient", name, dtype=dtype)

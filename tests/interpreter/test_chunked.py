@@ -24,8 +24,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
 ]
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
-KEYED = [m for m in dict.fromkeys(EVERY) if m.on != "value"]
 slow = pytest.mark.slow
+ALL = [*dict.fromkeys(EVERY), *(Matrix(decay="on values", read=r) for r in ("before", "bonus", "gated"))]
 LARGE = {"b": 1, "h": 1, "t": 70, "k": 16, "v": 17}
 # The interpreter cuts what it stores in bfloat16 instead of rounding it: operands of products, then outputs.
 CUT = 1.3e-2
@@ -73,7 +73,7 @@ LONG = {"g h", ""}  # heads of forms that others have too
 
 
 @pytest.mark.parametrize(
-    "matrix", [pytest.param(m, marks=slow if m.heads in LONG else ()) for m in KEYED], ids=str
+    "matrix", [pytest.param(m, marks=slow if m.heads in LONG else ()) for m in ALL], ids=str
 )
 def test_every_form(matrix):
     """In float64 to rounding, over a chunk and a rest."""
@@ -97,15 +97,21 @@ def test_req28_sizes(dtype, k, v):
     check(matrix, matrix.draw(dtype, b=1, h=1, t=67, k=k, v=v), quantity="forward")
 
 
+@pytest.mark.parametrize(("dtype", "k", "v"), [(F32, 20, 33), (BF16, 33, 20)], ids=str)
+def test_sizes_of_a_decay_on_values(dtype, k, v):
+    matrix = Matrix(decay="on values, log")
+    check(matrix, matrix.draw(dtype, b=1, h=1, t=67, k=k, v=v), quantity="forward")
+
+
 def matrices(examples: int):
     """A matrix recurrence, its sizes, direction, padding and seed."""
     drawn = st.builds(
         Matrix,
-        st.sampled_from([m.decay for m in KEYED]),
+        st.sampled_from([m.decay for m in EVERY]),
         st.sampled_from(KEYS),
         st.sampled_from(READS),
         st.sampled_from(("", "h", "g h")),
-    )
+    ).filter(lambda m: m.on != "value" or m.keys != "tied")
     quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     options = settings(
         deadline=None, max_examples=examples, derandomize=True, phases=[Phase.generate],
@@ -133,8 +139,10 @@ def test_many_more_drawn(matrix, sizes, reverse, padded, seed):
     any_two(matrix, sizes, reverse, padded, seed)
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-def test_groups_of_chunks_walk_at_one_time(monkeypatch, reverse):
+@pytest.mark.parametrize(
+    ("decay", "reverse"), [("bounded", False), ("bounded", True), ("on values", False)], ids=str
+)
+def test_groups_of_chunks_walk_at_one_time(monkeypatch, decay, reverse):
     """Three groups of seven chunks, the last one shorter, over two blocks of values."""
     seen = []
     walk = chunked_work.prefix_source
@@ -145,22 +153,30 @@ def test_groups_of_chunks_walk_at_one_time(monkeypatch, reverse):
 
     monkeypatch.setattr(chunked_work, "prefix_source", noted)
     monkeypatch.setattr(chunked_plan, "LEAST", 2)
-    matrix = Matrix(read="before")
-    tensors = matrix.draw(F64, b=1, h=1, t=200, k=5, v=35)
-    check(matrix, tensors, torch.randn(1, 1, 5, 35, dtype=F64, generator=generator(1)), reverse=reverse)
+    matrix = Matrix(read="before", decay=decay)
+    k, v = (35, 5) if decay == "on values" else (5, 35)
+    tensors = matrix.draw(F64, b=1, h=1, t=200, k=k, v=v)
+    check(matrix, tensors, torch.randn(1, 1, k, v, dtype=F64, generator=generator(1)), reverse=reverse)
     assert len(seen) == 3  # a walk, and two of the backward pass
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("read", ["gated", pytest.param("bonus", marks=slow)])
-def test_packed_sequences(read, reverse):
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        Matrix(read="gated"),
+        Matrix(read="gated", decay="on values"),
+        pytest.param(Matrix(read="bonus"), marks=slow),
+    ],
+    ids=str,
+)
+def test_packed_sequences(matrix, reverse):
     """Some empty, some shorter than a chunk, one of two chunks and a rest; each with a state of its own."""
-    matrix = Matrix(read=read, decay="bounded")
     ends = torch.tensor([0, 0, 5, 6, 75, 80, 80])
     tensors = matrix.draw(F64, b=1, h=1, t=80)
-    if read == "gated":
+    if matrix.read == "gated":
         tensors["f"][:, 30:40] = -1e4  # chunks that are flagged
-        tensors["lower"].zero_()
+        tensors.get("lower", torch.empty(0)).zero_()
     initial = torch.randn(6, 1, 3, 4, dtype=F64, generator=generator(1))
     check(matrix, tensors, initial, reverse=reverse, cu_seqlens=ends)
 
@@ -188,8 +204,8 @@ CUTS = torch.zeros(1, 80, dtype=torch.bool).index_fill(1, torch.tensor([0, 5, 6,
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("decay", ["bounded", "log", pytest.param("head's", marks=slow)])
-@pytest.mark.parametrize("read", ["after", "before", pytest.param("bonus", marks=slow)])
+@pytest.mark.parametrize("decay", ["bounded", "log", pytest.param("head's", marks=slow), "on values"])
+@pytest.mark.parametrize("read", ["after", pytest.param("before", marks=slow), "bonus"])
 def test_resets(read, decay, reverse):
     """To the recurrence's own state of 0: as a decay of 0, at borders of chunks too, beside padding."""
     matrix = Matrix(read=read, decay=decay)
@@ -239,13 +255,13 @@ def test_gradients_of_a_loop_by_hand():
     assert all(e < 1e-13 for e in map(err, ours, theirs))
 
 
-@pytest.mark.parametrize("read", ["after", "gated"])
-def test_padding_has_no_gradient_whatever_stands_there(read):
+@pytest.mark.parametrize("matrix", [Matrix(), Matrix(read="gated"), Matrix(decay="on values")], ids=str)
+def test_padding_has_no_gradient_whatever_stands_there(matrix):
     """Neither what is read at padded steps, nor the cotangents of outputs there, reaches anything."""
-    matrix, real = Matrix(read=read), torch.arange(40) < 36
+    real = torch.arange(40) < 36
     tensors = matrix.draw(F64, b=1, h=1, t=40)
     dirty = {n: torch.where(real[:, None, None], x, torch.nan) for n, x in tensors.items() if n != "lower"}
-    dirty["lower"] = tensors["lower"]
+    dirty |= {n: x for n, x in tensors.items() if n == "lower"}
 
     def grads(given, put, **options):
         x = {n: t.requires_grad_() for n, t in given.items()}

@@ -6,6 +6,7 @@ import pytest
 
 import scanforge as sf
 from scanforge.chunked_form import MatrixForm, matrix_form
+from scanforge.chunked_swap import kernel_form, seed_of
 from scanforge.chunked_vjp import way_back
 from scanforge.example import SMALL, example
 from scanforge.segments import padded, resetting
@@ -31,8 +32,8 @@ def test_every_form_is_found(matrix):
     assert form.decay_on == matrix.on
     assert form.reads_before == (matrix.read in {"before", "bonus"})
     assert form.log_decay == (matrix.decay in {"log", "power", "head's", "number", "none", "on values, log"})
-    sigmoids = {"sigmoid", "a channel's", "head's constant"}
-    assert form.log_slope == (form.decay_on != "value" and (form.log_decay or matrix.decay in sigmoids))
+    sigmoids = {"sigmoid", "a channel's", "head's constant", "on values"}
+    assert form.log_slope == (form.log_decay or matrix.decay in sigmoids)
     assert form.plain_readout == (matrix.read not in {"bonus", "skip", "gated"})
 
 
@@ -162,6 +163,18 @@ def test_resets_to_0_are_a_decay_of_0(decay):
     assert isinstance(form, MatrixForm)
     assert form.log_decay == (decay != "bounded")
     assert "reset" in {v.name for v in form.gates.inputs}
+
+
+@pytest.mark.parametrize("decay", ["on values", "on values, log"])
+def test_a_decay_on_values_is_one_on_keys_from_the_other_side(decay):
+    text = text_of(Matrix(decay=decay, keys="weighted").recurrence())
+    form = kernel_form(text)
+    assert (form.key_axis, form.value_axis, form.shown_axis, form.decay_on) == ("v", "k", "v", "key")
+    assert {v.name for v in form.gates.inputs} == {"v", "f", seed_of(form)}
+    assert (form.plain("key"), form.plain("read"), form.plain("value")) == ("v", "q", "")
+    assert {v.name for v in form.values.inputs} == {"dt", "k"}
+    assert form.log_slope
+    assert kernel_form(text_of(declared.HGRN2)) == found(declared.HGRN2)
 
 
 def test_the_catalogue_of_decays_covers_each_place():
