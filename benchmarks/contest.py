@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from benchmarks import baselines, gate, peers
+from benchmarks.peers.cited import CITED
 from benchmarks.peers.peer import BOUNDS, Peer
 from benchmarks.problems import Calls, Problem
 from benchmarks.record import rate
-from benchmarks.session import FAILURES, Row, Session, told
+from benchmarks.session import FAILURES, Row, Session, lowering, told
 from benchmarks.tables import BACKWARD, BOTH, FORWARD
 from benchmarks.timing import summary
 
@@ -98,7 +99,7 @@ class Contest:
             self.session.results.add(row | {"failed": told(failure)})
             self.session.settle()
             return None
-        return row | {"error": found}
+        return row | {"error": found} | ({"lowering": lowering()} if entrant.name == OURS else {})
 
     def timed(self, direction: str, entrants: dict[str, Entrant], rows: dict[str, Row]) -> None:
         """Every entrant's times, in turns with a copy of 1 GiB and, forward, with an addition."""
@@ -119,6 +120,11 @@ class Contest:
         pace = rate(2 * self.clock.COPIED, found.pop(COPY)["cold"]["median"])
         for name, times in found.items():
             self.session.results.add(rows[name] | self.measured(name, direction, times, pace))
+        for peer in CITED:
+            if (ms := peer.scaled(self.problem, direction, pace)) is not None:
+                times = {"scaled": {"min": ms, "median": ms, "max": ms}}
+                row = self.row(peer.name, direction) | {"cited": True}
+                self.session.results.add(row | self.measured(peer.name, direction, times, pace))
 
     def beside(self, entrant: Entrant, direction: str) -> Row:
         """The host's time for a warm call, and the peak of memory where torch holds it."""
@@ -164,6 +170,9 @@ class Contest:
             flops = self.problem.flops(direction)
             row |= {"flops": flops, "tflop_s": rate(flops, median)}
             floors["products"] = flops / self.session.products_tflop_s / 1e9
+        if self.problem.exponentials:
+            passes = 2 if direction == BOTH else 1  # a backward pass makes the decays again
+            floors["exponentials"] = passes * self.problem.exponentials / self.session.exponentials_per_ms
         bound = max(floors, key=lambda n: floors[n])
         return row | {"floor_ms": floors[bound], "bound": bound, "of_floor": floors[bound] / median}
 

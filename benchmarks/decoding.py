@@ -11,9 +11,9 @@ import triton
 from torch import Tensor
 
 import scanforge as sf
-from benchmarks.layers import MAMBA, draw_mamba
+from benchmarks.layers import DRAWS, MAMBA
 from tests.catalogue import normal
-from tests.recurrences import Part, Sizes
+from tests.recurrences import Entry, Sizes
 from tests.tolerances import TOLERANCES, err
 
 SETS = 8  # of inputs and states, in turn, as in a model of so many layers
@@ -28,8 +28,9 @@ def empty_kernel(pointer):
 
 @dataclass(frozen=True)
 class Decoding:
-    """A step of Mamba for several layers of one size, each with inputs and a state of its own."""
+    """A step for several layers of one size, each with inputs and a state of its own."""
 
+    entry: Entry
     sizes: Sizes
     inputs: list[dict[str, Tensor]]
     states: list[Tensor]
@@ -38,19 +39,19 @@ class Decoding:
         """Once for each layer; the states are overwritten."""
         with torch.no_grad():
             for inputs, state in zip(self.inputs, self.states, strict=True):
-                sf.step(MAMBA.recurrence, state, inplace=True, **inputs)
+                sf.step(self.entry.recurrence, state, inplace=True, **inputs)
 
     def check(self) -> float:
         """The error of one step's output and state; an AssertionError beyond the table's bounds."""
         inputs, state = self.inputs[0], self.states[0].clone()
         doubles = {n: x.double() for n, x in inputs.items()}
         doubles = {
-            n: x.unsqueeze(1) if "t" in MAMBA.inputs[n].axes.split() else x for n, x in doubles.items()
+            n: x.unsqueeze(1) if "t" in self.entry.inputs[n].axes.split() else x for n, x in doubles.items()
         }
         with torch.device(state.device):
-            (y,), (after,) = MAMBA.loop(doubles, (state.double(),))
+            (y,), (after,) = self.entry.loop(doubles, (state.double(),))
         with torch.no_grad():
-            got, final = sf.step(MAMBA.recurrence, state, inplace=True, **inputs)
+            got, final = sf.step(self.entry.recurrence, state, inplace=True, **inputs)
         assert final.data_ptr() == state.data_ptr(), "the state was not written in place"
         errors = err(got, y[:, 0]), err(state, after)
         for error, dtype in zip(errors, (torch.bfloat16, torch.float32), strict=True):
@@ -83,15 +84,16 @@ class Decoding:
         return copy
 
 
-def prepare(sizes: Sizes, device: str) -> Decoding:
+def prepare(sizes: Sizes, device: str, entry: Entry = MAMBA) -> Decoding:
     """Random inputs of the ranges of `layers.py`; the parameters are the same for all layers."""
     with torch.device(device):
         g = torch.Generator(device).manual_seed(0)
-        drawn = [_one_step(draw_mamba(g, sizes)) for _ in range(SETS)]
+        drawn = [_one_step(entry, DRAWS[entry.name](g, sizes)) for _ in range(SETS)]
         inputs = [{n: x if n in step else drawn[0][n] for n, x in step.items()} for step in drawn]
-        states = [normal(g, Part("b d n").shape(sizes), torch.float32) for _ in range(SETS)]
-    return Decoding(sizes, inputs, states)
+        shape = next(iter(entry.states.values())).shape(sizes)
+        states = [normal(g, shape, torch.float32) for _ in range(SETS)]
+    return Decoding(entry, sizes, inputs, states)
 
 
-def _one_step(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {n: x.squeeze(1) if "t" in MAMBA.inputs[n].axes.split() else x for n, x in inputs.items()}
+def _one_step(entry: Entry, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: x.squeeze(1) if "t" in entry.inputs[n].axes.split() else x for n, x in inputs.items()}

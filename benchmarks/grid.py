@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,51 +24,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout runs, installed or not
 
-from benchmarks import ahead, bare, matrix, peers, timing, wall
-from benchmarks.cases import Row
-from benchmarks.contest import Contest
+from benchmarks import ahead, peers, timing, wall
+from benchmarks.aims import aims
+from benchmarks.grid_cases import Case, cases
 from benchmarks.peers import fla
-from benchmarks.problems import Calls, Problem
 from benchmarks.record import ROOT, Results, environment, finish
 from benchmarks.session import FAILURES, Session
-from benchmarks.tables import BACKWARD, BOTH, FORWARD
 
 JOBS = max(1, min(15, (os.cpu_count() or 2) - 1))
 COMPILE_SECONDS = 150
-MOST_ELEMENTS = 2**27  # of what processes that compile ahead hold each; larger inputs take the same kernels
-
-
-@dataclass(frozen=True)
-class Case:
-    """A problem by name, and how to make it, at its size or small."""
-
-    name: str
-    make: Callable[[str, bool], Problem]  # device, tiny
-    elements: int  # of one input
-
-
-def cases() -> list[Case]:
-    """All of them, the most telling first."""
-    found = [_matrix("HGRN2", matrix.hgrn2, size) for size in matrix.SIZES]
-    found += [_matrix("scalar decay", matrix.scalar_decay, size) for size in matrix.SIZES]
-    found += [_bare(row, "bare") for row in bare.rows()]
-    return found + [_bare(row, "series") for row in bare.series()]
-
-
-def _matrix(name: str, make: Callable[..., Problem], size: tuple[int, ...]) -> Case:
-    def made(device: str, tiny: bool) -> Problem:
-        small = tuple(min(n, most) for n, most in zip(size, matrix.TINY, strict=True))
-        return make(small if tiny else size, device, None if tiny else "chunked")
-
-    return Case(f"{name} {'x'.join(map(str, size))}", made, math.prod(size[:4]))
-
-
-def _bare(row: Row, section: str) -> Case:
-    def made(device: str, tiny: bool) -> Problem:
-        small = tuple(min(n, most) for n, most in zip(row.size, bare.TINY, strict=True))
-        return bare.prepare(replace(row, size=small) if tiny else row, device, section)
-
-    return Case(f"{row} {section}", made, math.prod(row.size))
+NOTHING = {"implementation": "scanforge", "operator": "", "size": [], "layout": "", "dtype": ""}
 
 
 def main() -> None:
@@ -96,7 +58,10 @@ def main() -> None:
         print(f"compiled ahead, {time.time() - began:.0f} s, {lost} processes did not end", flush=True)
         with torch.cuda.stream(torch.cuda.Stream()), fla.quick_tuning():  # no capture on the default stream
             run(session, chosen, began + options.budget)
-    return finish(session.results, began)
+    finish(session.results, began)
+    for aim in aims(vars(session.results)):
+        print(f"{'met   ' if aim.met else 'MISSED'} {aim.what} {aim.got:.3f}, {aim.sign} {aim.wanted:g}")
+    return None
 
 
 def parse() -> argparse.Namespace:
@@ -128,37 +93,23 @@ def compile_ahead(options: argparse.Namespace) -> int:
     return compiled.lost()
 
 
-def makers(chosen: list[Case], pattern: str) -> Iterator[Callable[[], ahead.Call]]:
+def makers(chosen: list[Case], pattern: str) -> ahead.Makers:
     """The calls that launch what the cases need, one case's tensors at a time."""
-    for case in chosen:
-        if case.elements > MOST_ELEMENTS:
-            continue
-        problem = case.make("cuda", False)
-        found = [p for p in peers.of(problem) if fnmatch.fnmatch(p.name, pattern) and not p.available()]
-        makers = [(problem.ours, False)]
-        makers += [(partial(p.prepare, problem), p.whole) for p in found if not p.refuses(problem)]
-        for make, whole in makers:
-            for direction in (FORWARD, BACKWARD, BOTH):
-                call = partial(_call, make, direction)
-                yield ahead.Whole(call) if whole else call
-
-
-def _call(make: Callable[[], Calls], direction: str) -> ahead.Call:
-    return make().calls[direction]
+    return (make for case in chosen for make in case.makers(pattern))
 
 
 def run(session: Session, chosen: list[Case], end: float) -> None:
     """Case after case, until the time is up."""
-    session.attempt({"implementation": "copy", "operator": "copy"}, session.copy)
-    left = [case.name for case in chosen]
+    session.attempt(NOTHING | {"implementation": "copy"}, session.copy)
+    left, tiny = [case.name for case in chosen], session.device == "cpu"
     for case in chosen:
         if time.time() > end:
             break
-        Contest(session, case.make(session.device, session.device == "cpu")).run()
+        session.attempt(NOTHING | {"operator": case.name}, partial(case.run, session, tiny=tiny))
         left.remove(case.name)
         session.settle()
     session.results.stamp["not_run"] = left
-    session.attempt({"implementation": "copy", "operator": "copy"}, session.copy_again)
+    session.attempt(NOTHING | {"implementation": "copy"}, session.copy_again)
     if left:
         print(f"The time was up before: {', '.join(left)}")
 

@@ -61,13 +61,18 @@ def environment(device: str, commit: str, only: str) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(0)
         stamp |= {
             "device": properties.name,
-            "driver": shell("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
+            "driver": queried("driver_version"),
             "cuda": torch.version.cuda,
+            "clock_mhz": float("".join(c for c in queried("clocks.max.sm") if c.isdigit()) or 0),
             "processors": properties.multi_processor_count,
             "l2_bytes": properties.L2_cache_size,
             "memory_bytes": properties.total_memory,
         }
     return stamp
+
+
+def queried(field: str) -> str:
+    return shell("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader", "--id=0")
 
 
 def shell(*command: str) -> str:

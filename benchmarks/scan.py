@@ -26,7 +26,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout runs, installed or not
 
-import scanforge as sf
 from benchmarks import baselines, first_call, gate, timing
 from benchmarks.cases import (
     BACKWARD,
@@ -42,7 +41,7 @@ from benchmarks.cases import (
     tiny,
 )
 from benchmarks.record import RESULTS, ROOT, Results, environment, finish, rate
-from benchmarks.session import FAILURES, Session, told
+from benchmarks.session import FAILURES, Session, lowering, told
 
 IN_ROUNDS, ROUNDS_REPEATS = "torch, log2(t) rounds", 5
 COMPILE_SECONDS = 200
@@ -149,12 +148,6 @@ def measure(row: Row, device: str, results: Results) -> None:
     for direction in DIRECTIONS:
         one = begin | {"direction": direction, "bytes": work.nbytes(direction)}
         results.add(one if device == "cpu" else one | times(work.call(direction), one["bytes"], results))
-
-
-def lowering() -> str:
-    """What the newest forward pass ran."""
-    ran = sf.last_run()
-    return f"{ran.plan.backend}, {ran.plan.lowering}" if ran else ""
 
 
 def describe(row: Row) -> dict[str, Any]:

@@ -25,6 +25,12 @@ def told(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"[:500]
 
 
+def lowering() -> str:
+    """What the newest pass of scanforge ran."""
+    ran = sf.last_run()
+    return f"{ran.plan.backend}, {ran.plan.lowering}" if ran else ""
+
+
 @dataclass
 class Session:
     """A run on one device: `clock` is `timing` on a GPU, and `wall` in a dry run."""
@@ -62,6 +68,12 @@ class Session:
         flops, times = self.clock.product_times()
         self.results.copy["products_tflop_s"] = rate(flops, times.median)
         return self.results.copy["products_tflop_s"]
+
+    @property
+    def exponentials_per_ms(self) -> float:
+        """Of the special-function units: 16 a clock and processor."""
+        stamp = self.results.stamp
+        return 16 * stamp.get("processors", 1) * stamp.get("clock_mhz", 1e3) * 1e3
 
     def settle(self) -> None:
         """Wait for the device; where it does not answer any more, nothing after this can be measured."""

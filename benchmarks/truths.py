@@ -7,9 +7,11 @@ the loops of `tests/loops.py` and `tests/recurrence_loops.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu, softplus
 
 CHUNK = 64
 
@@ -104,3 +106,41 @@ def matrix(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
         )
         state = total[:, -1].exp()[..., None] * (state + torch.einsum("bjhk,bjhv->bhkv", keys, values))
     return torch.cat(outputs, 1)
+
+
+class AffineScan(torch.autograd.Function):
+    """`affine` over the last axis, differentiable by its adjoint and not through the doubling."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        x = affine(a, b)
+        ctx.save_for_backward(a, x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        a, x = ctx.saved_tensors
+        mu = cotangents(a, g)
+        return mu * torch.cat([torch.zeros_like(x[..., :1]), x[..., :-1]], -1), mu
+
+
+def scan_time(a: Tensor, b: Tensor) -> Tensor:
+    """The states of a (b, t, ...) from 0."""
+    return AffineScan.apply(a.movedim(1, -1), b.movedim(1, -1)).movedim(-1, 1)
+
+
+def rg_lru(x: Tensor, r: Tensor, i: Tensor, Lambda: Tensor) -> Tensor:
+    """Griffin (arXiv 2402.19427), equations 1 to 4; x, r, i (b, t, d), Λ (d)."""
+    log_a = -8 * softplus(Lambda) * torch.sigmoid(r)
+    multiplier = torch.sqrt(-torch.expm1(2 * log_a))
+    return scan_time(torch.exp(log_a), multiplier * torch.sigmoid(i) * x)
+
+
+def mamba(
+    u: Tensor, dt: Tensor, z: Tensor, B: Tensor, C: Tensor, bias: Tensor, D: Tensor, A_log: Tensor
+) -> Tensor:
+    """Mamba (arXiv 2312.00752), equation 2 and its gates; u, dt, z (b, t, d), B, C (b, t, n)."""
+    step = softplus(dt + bias)
+    decay = torch.exp(-step[..., None] * torch.exp(A_log))
+    h = scan_time(decay, (step * u)[..., None] * B[:, :, None])
+    return ((h * C[:, :, None]).sum(-1) + D * u) * silu(z)

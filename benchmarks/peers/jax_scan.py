@@ -71,6 +71,20 @@ def bare(problem: Problem) -> Calls:
     return calls(forward, problem.inputs, problem.cotangent)
 
 
+def rg_lru(problem: Problem) -> Calls:
+    """Gates and the scan in one program, computed in fp32."""
+    jax = load()
+    np, nn = jax.numpy, jax.nn
+
+    def layer(x: Any, r: Any, i: Any, Lambda: Any) -> Any:
+        r, i, wide = (y.astype(np.float32) for y in (r, i, x))
+        log_a = -8 * nn.softplus(Lambda) * nn.sigmoid(r)
+        b = np.sqrt(-np.expm1(2 * log_a)) * nn.sigmoid(i) * wide
+        return jax.lax.associative_scan(affine, (np.exp(log_a), b), axis=1)[1].astype(x.dtype)
+
+    return calls(layer, problem.inputs, problem.cotangent)
+
+
 def calls(forward: Callable[..., Any], given: dict[str, Tensor], cotangent: Tensor) -> Calls:
     """Jitted calls of a function of arrays, and of its vector-Jacobian product."""
     jax = load()
@@ -98,4 +112,7 @@ def to_jax(x: Tensor) -> Any:
     return load().dlpack.from_dlpack(x.detach().contiguous())
 
 
-PEERS = (Peer("jax.lax.associative_scan", "jax", "jax", tuple(COMBINES), bare, needs=no_gpu, whole=True),)
+PEERS = (
+    Peer("jax.lax.associative_scan", "jax", "jax", tuple(COMBINES), bare, needs=no_gpu, whole=True),
+    Peer("JAX gates and scan", "jax", "jax", ("RG-LRU",), rg_lru, needs=no_gpu, whole=True),
+)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from benchmarks import baselines, truths
 from benchmarks.peers.peer import Peer, calls
@@ -66,6 +67,21 @@ def compiled(problem: Problem) -> Calls:
     return _leaves(problem, run, {d: reason for d, reason in lacks.items() if reason})
 
 
+def rg_lru(problem: Problem) -> Calls:
+    """Gates and the scan in one graph, computed in fp32."""
+    torch._dynamo.reset()
+    combine = scan("Affine", 1, None)
+
+    def layer(x: Tensor, r: Tensor, i: Tensor, Lambda: Tensor) -> Tensor:
+        log_a = -8 * softplus(Lambda) * torch.sigmoid(r.float())
+        multiplier = torch.sqrt(-torch.expm1(2 * log_a))
+        return combine(torch.exp(log_a), multiplier * torch.sigmoid(i.float()) * x.float()).to(x.dtype)
+
+    wrong = wrong_gradient("Affine", problem.cotangent.device.type)
+    run = torch.compile(layer, dynamic=False)
+    return calls(run, problem.inputs, problem.cotangent, lacks={BOTH: wrong} if wrong else {})
+
+
 def _leaves(problem: Problem, run: Callable[[Tensor, Tensor], Tensor], lacks: dict[str, str]) -> Calls:
     return calls(lambda **x: run(*x.values()), problem.inputs, problem.cotangent, lacks=lacks)
 
@@ -112,5 +128,6 @@ PEERS = (
     Peer(
         "torch.compile associative_scan", "torch", "torch", tuple(COMBINES), compiled, needs_gpu, whole=True
     ),
+    Peer("torch.compile gates and scan", "torch", "torch", ("RG-LRU",), rg_lru, needs_gpu, whole=True),
     Peer("torch, log2(t) rounds", "torch", "torch", ("MinMax",), in_rounds, time_is_first),
 )

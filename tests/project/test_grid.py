@@ -11,10 +11,11 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
-from benchmarks import ahead, bare, contest, grid, matrix, peers, truths, wall
+from benchmarks import ahead, bare, contest, gated, grid, grid_cases, matrix, peers, truths, wall
 from benchmarks.cases import Row
 from benchmarks.contest import OURS
-from benchmarks.peers import fla, torch_scan
+from benchmarks.layers import MAMBA, RG_LRU
+from benchmarks.peers import cited, fla, torch_scan
 from benchmarks.peers.peer import BOUNDS, Peer, calls
 from benchmarks.problems import OUTPUT, Problem
 from benchmarks.record import Results, environment
@@ -64,6 +65,50 @@ def test_a_walk_over_chunks_is_the_loop():
 
 def small() -> Problem:
     return matrix.hgrn2((1, 9, 2, 3, 4), "cpu", None)
+
+
+@pytest.mark.parametrize("entry", [RG_LRU, MAMBA], ids=lambda e: e.name)
+def test_truths_of_layers_are_loops(entry, monkeypatch: pytest.MonkeyPatch):
+    """All channels, and one at a time where they are summed over."""
+    monkeypatch.setattr(gated, "BLOCK", 1)
+    problem = gated.prepare(entry, (2, 9, 5, 3)[: 4 if entry is MAMBA else 3], "cpu")
+    leaves = {n: x.double().requires_grad_() for n, x in problem.inputs.items()}
+    (y,), _ = entry.loop(leaves)
+    want = dict(
+        zip(leaves, torch.autograd.grad(y, list(leaves.values()), problem.cotangent.double()), strict=True)
+    )
+    assert set(problem.truth.values) == {OUTPUT, *leaves}
+    for name, x in (want | {OUTPUT: y.detach()}).items():
+        assert_close(problem.truth.values[name], problem.truth.cut(name, x), "long")
+
+
+def test_a_case_that_breaks_is_recorded(tmp_path: Path):
+    def broken(*_):
+        raise OSError("no room")
+
+    run = session(tmp_path)
+    grid.run(run, [grid_cases.ProblemCase("a case", broken, 1)], float("inf"))
+    (row,) = run.results.rows
+    assert (row["operator"], row["failed"]) == ("a case", "OSError: no room")
+
+
+def test_times_of_another_run_are_scaled_by_the_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    peer = cited.Cited("elsewhere", {("HGRN2", small().size): {FORWARD: 2.0}})
+    monkeypatch.setattr(contest, "CITED", (peer,))
+    run = session(tmp_path, peers="none")
+    contest.Contest(run, small()).run()
+    (row,) = [r for r in run.results.rows if r["implementation"] == "elsewhere"]
+    assert row["cited"]
+    assert row["scaled"]["median"] == pytest.approx(2.0 * cited.COPY_TB_S / row["copy_tb_s"])
+    assert peer.scaled(small(), BOTH, 4.0) is None
+
+
+def test_compiled_processes_skip_what_another_makes(tmp_path: Path):
+    made = []
+    makers = [ahead.Whole(partial(lambda n: lambda: made.append(n), n)) for n in range(5)]
+    for share in range(2):
+        ahead.compile_share(makers, share, 2, (RuntimeError,))
+    assert made == [0, 2, 4, 1, 3]
 
 
 def session(folder: Path, **options) -> Session:
@@ -175,14 +220,17 @@ def test_a_run_takes_what_was_asked_for_and_stops_in_time(tmp_path: Path):
 
 def test_every_case_is_right_when_small(tmp_path: Path):
     run, kinds = session(tmp_path, peers="none"), {}
-    for case in grid.cases():
+    problems = [c for c in grid_cases.cases() if isinstance(c, grid_cases.ProblemCase)]
+    for case in problems:
         at = case.make("cpu", True).at()
         kinds.setdefault(str({n: x for n, x in at.items() if n != "size"}), case)
-    grid.run(run, list(kinds.values()), float("inf"))
+    steps = [c for c in grid_cases.cases() if isinstance(c, grid_cases.StepCase)]
+    grid.run(run, [*kinds.values(), *steps], float("inf"))
     rows = [r for r in run.results.rows if r["implementation"] == OURS]
     assert not [r for r in run.results.rows if "failed" in r]
-    assert len(rows) == 3 * len(kinds)
-    assert len({case.name for case in grid.cases()}) == len(grid.cases())
+    assert len(rows) == 3 * len(kinds) + len(steps)
+    names = [case.name for case in grid_cases.cases()]
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("name", BARE)
