@@ -132,7 +132,7 @@ def forward_kernel(text: str, form: Form) -> tuple[Kernel, Any]:
 
 def _composition(scan: Scan, form: Form) -> Composition | None:
     """What the groups of a tile compose and carry."""
-    return Composition(on_itself(scan), carry(scan)) if form.groups > 1 else None
+    return Composition(on_itself(scan), carry(scan)) if form.groups > 1 and not form.relay else None
 
 
 @lru_cache(maxsize=4096)

@@ -188,7 +188,9 @@ def _kept_on_gpu(p: Planned) -> str:
 
 
 def _groups(tile: Tile | Held) -> str:
-    return f" G={tile.groups}" if isinstance(tile, Tile) and tile.groups > 1 else ""
+    if not isinstance(tile, Tile) or tile.groups == 1:
+        return ""
+    return f" G={tile.groups}{' in relay' * tile.relay}"
 
 
 def _kept(p: Planned) -> str:

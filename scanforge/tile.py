@@ -11,13 +11,14 @@ from math import log2
 class Tile:
     """An ordered-tile kernel's shape: R rows, BD lanes (one a thread), NS stages in flight.
 
-    With G `groups` a tile has G·R rows, and G threads share a lane.
+    With G `groups` a tile has G·R rows, and G threads share a lane; two may be a relay (emit.groups).
     """
 
     rows: int
     lanes: int
     stages: int
     groups: int = 1
+    relay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,12 @@ def tile_plan(
     lanes = 128 if wide else 64 if inner >= 64 else 32
     forced, rows = rows, rows or _forward_rows(steps, len(itemsizes), widest, lanes)
     groups = _groups(steps, total, rows, composed, backward=backward)
+    relay = groups == 1 and backward and widest <= 2 and _hands_on(steps, total, rows, composed)
+    if groups > 1:
+        rows = forced or min(rows, GROUP_ROWS)
+    groups = 2 if relay else groups
     if groups > 1:
         lanes = min(lanes, 64 if total >= FILLING else 32)
-        rows = forced or min(rows, GROUP_ROWS)
     whole, at_work = groups * rows, min(total, RESIDENT)
     narrow, many = widest <= 2 or backward, total > 2 * RESIDENT
     in_flight = MANY_IN_FLIGHT if many and not narrow else IN_FLIGHT[narrow]
@@ -62,7 +66,7 @@ def tile_plan(
     stages = max(3, 1 + round(in_flight / (whole * at_work * loaded))) + more
     programs = -(-at_work // (lanes * (RESIDENT // 128)))  # on one processor
     fitting = SHARED // (whole * lanes * loaded * max(programs, 1))
-    return Tile(rows, lanes, max(2, min(stages, fitting, 8 if whole <= 16 else 5)), groups)
+    return Tile(rows, lanes, max(2, min(stages, fitting, 8 if whole <= 16 else 5)), groups, relay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +108,18 @@ def _groups(steps: int, lanes: int, rows: int, composed: Composed | None, *, bac
     if lanes >= FILLING and not composed.special:
         return 1
     most = 2 if backward and lanes >= FILLING else 4
-    groups = 1
-    while groups < most and 2 * groups * lanes <= 2 * RESIDENT and 2 * groups * max(rows, GROUP_ROWS) <= steps:
+    groups, least = 1, 2 * max(rows, GROUP_ROWS)
+    while groups < most and 2 * groups * lanes <= 2 * RESIDENT and groups * least <= steps:
         groups *= 2
     return groups
+
+
+def _hands_on(steps: int, lanes: int, rows: int, composed: Composed | None) -> bool:
+    """Whether two groups of a backward kernel are a relay, which is nearly free where composing is not.
+
+    Wider inputs are bound by their bytes.
+    """
+    return composed is not None and FILLING <= lanes <= RESIDENT and 2 * rows <= steps
 
 
 def _forward_rows(steps: int, inputs: int, widest: int, lanes: int) -> int:

@@ -46,8 +46,8 @@ class Gated:
 
     A chain of minimum, maximum and where keeps its gates apart from the cotangent: one product and one
     selection then stand between the cotangent before and after the chain, however long it is. The gates are
-    multiplied as numbers, which a GPU does faster than it combines conditions; the selection is there because
-    0 times an infinite cotangent is not 0. A lone gate selects by its own condition.
+    multiplied as numbers, which a GPU does faster than it combines conditions; the last product is `gated`,
+    since 0 times an infinite cotangent is not 0. A lone gate selects by its own condition.
     """
 
     base: Value
@@ -68,7 +68,8 @@ class Gated:
         factor = reduce(mul, (gate.factor() for gate in self.gates))
         if self.base.number == 1.0:
             return factor
-        return (factor == 0.0).call("where", 0.0, factor * self.base)
+        gated: Value = factor.call("gated", self.base)
+        return gated
 
     def _selected(self, value: Value) -> Value:
         """The value where every gate is open, selected by the conditions themselves."""

@@ -176,6 +176,7 @@ def _form(
         nvidia=_nvidia(next(iter((work.inputs | work.starts).values())).tensor),
         packed=work.bounds is not None,
         groups=tile.groups,
+        relay=tile.relay,
         along=() if held.whole else work.along_time(lanes),
         across=across_time(work.over_time_by_name(), lanes, held.positions(work.axes)),
     )

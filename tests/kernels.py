@@ -150,7 +150,7 @@ def check(
 
 @dataclass(frozen=True)
 class Tiles:
-    """What a test forces: R, the backward kernels' R, lanes, stages, steps of a chunk, groups."""
+    """What a test forces: R, the backward kernels' R, lanes, stages, steps of a chunk, groups of threads."""
 
     rows: int = 8
     spacing: int = 4
@@ -158,9 +158,11 @@ class Tiles:
     stages: int = 3
     chunk: int = 16
     groups: int = 1
+    relay: bool = False  # of the backward kernels, whose groups are two; forward there are none
 
     def __str__(self) -> str:
-        return f"R{self.rows} R{self.spacing} BD{self.lanes} NS{self.stages} C{self.chunk} G{self.groups}"
+        tile = f"R{self.rows} R{self.spacing} BD{self.lanes} NS{self.stages} C{self.chunk} G{self.groups}"
+        return f"{tile} relay" if self.relay else tile
 
     def force(self, patch: pytest.MonkeyPatch) -> None:
         """Every module that plans finds these."""
@@ -168,11 +170,12 @@ class Tiles:
         assert self.chunk % self.rows == 0
 
         def tile_plan(
-            steps: int, *_: Any, rows: int = 0, composed: Composed | None = None, **__: Any
+            steps: int, *_: Any, rows: int = 0, composed: Composed | None = None, backward: bool, **__: Any
         ) -> Tile:
             rows = rows or self.rows
-            groups = self.groups if composed and steps >= self.groups * rows else 1
-            return Tile(rows, self.lanes, self.stages, groups)
+            several = composed and steps >= self.groups * rows and (backward or not self.relay)
+            groups = self.groups if several else 1
+            return Tile(rows, self.lanes, self.stages, groups, self.relay and groups > 1)
 
         def spacing_of(_: Any, steps: int) -> int:
             return min(self.spacing, 1 << max(steps, 1).bit_length() - 1)

@@ -34,6 +34,7 @@ class Form:
     nvidia: bool = False  # inline assembly may stand in it
     packed: bool = False  # the outermost group is of packed sequences
     groups: int = 1  # threads that share a lane, each with its own rows of a tile
+    relay: bool = False  # two groups, of which one hands its states to the other
     along: tuple[str, ...] = ()  # outputs whose time is contiguous, and lanes are not
     across: frozenset[str] = frozenset()  # strides that span all of time, and so change with its length
 

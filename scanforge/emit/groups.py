@@ -1,9 +1,13 @@
 """A tile's rows in groups: G threads share a lane, and each walks its own part of the tile's time.
 
 One thread a lane leaves few warps for each scheduler where lanes are few, and each then waits for its own
-chain of operations. Here each thread composes the elements of its rows from the identity (`combine`), the
-compositions carry the states from group to group (`apply`), and then each walks its rows from the states that
-it was given. All threads of a lane have the states that tiles hand on.
+chain of operations. All threads of a lane have the states that tiles hand on. From there to the first row of
+each group there are two ways.
+
+Groups   each thread composes the elements of its rows from the identity (`combine`), and the compositions
+         carry the states from group to group (`apply`)
+Relay    of two groups: the first walks its rows for the states alone, and hands them to the second. That
+         takes less than composing where a step does much besides
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ class Groups:
         """The function that carries states over a group."""
         return function(self.program, "carry", "The states after a group, from those before it.")
 
-    def lines(self, order: list[int]) -> list[str]:
+    def before(self, order: list[int]) -> list[str]:
         """Compose every group's rows, then give each group its states."""
         lines = [
             f"{state_name(s, None)} = tl.full([BD], {self.identities[x]}, FLOAT)"
@@ -58,6 +62,10 @@ class Groups:
             lines.append(self.carry(k))
         return lines + [f"{state_name(s, None)} = {self.spread(s)}" for s in self.states]
 
+    def behind(self) -> list[str]:
+        """The carried states are known before the rows are walked."""
+        return []
+
     def carry(self, k: int) -> str:
         """The states after group k."""
         given = {before(s): carried(s) for s in self.states} | {x: _of_group(x, k) for x in self.prefixes}
@@ -71,6 +79,35 @@ class Groups:
         for k in reversed(range(self.count - 1)):
             text = f"tl.where(group == {k}, {_of_group(state, k)}, {text})"
         return text
+
+
+class Relay:
+    """The lines that hand the states of a tile's first group to its second, and to the next tile."""
+
+    def __init__(self, walk: Walk, form: Form, *, down: bool) -> None:
+        assert form.groups == 2, "one hands on, the other takes"
+        self.walk, self.states = walk, [*walk.states]
+        self.order = (1, 0) if down else (0, 1)
+
+    def text(self) -> str:
+        """No function but the walk's."""
+        return ""
+
+    def before(self, order: list[int]) -> list[str]:
+        """Walk all rows for the states alone: those of the first group are what the second begins with."""
+        first, _ = self.order
+        lines = [f"{state_name(s, None)} = {carried(s)}" for s in self.states]
+        for i in order:
+            lines += self.walk.call("each", i)
+        for s in self.states:
+            ends = f"tl.gather({state_name(s, None)}, {seat(first)}, 0)"
+            lines.append(f"{state_name(s, None)} = tl.where(group == {first}, {carried(s)}, {ends})")
+        return lines
+
+    def behind(self) -> list[str]:
+        """The states after the second group, which the next tile begins with."""
+        _, last = self.order
+        return [f"{carried(s)} = tl.gather({state_name(s, None)}, {seat(last)}, 0)" for s in self.states]
 
 
 def carried(state: str, _: int | None = None) -> str:

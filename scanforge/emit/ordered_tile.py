@@ -18,7 +18,7 @@ from functools import reduce
 
 from scanforge.emit.form import Form, Kernel, Room, shape_of, state_room
 from scanforge.emit.frame import Frame
-from scanforge.emit.groups import Composition, Groups, carried
+from scanforge.emit.groups import Composition, Groups, Relay, carried
 from scanforge.emit.rows import lane_sums, shuffles
 from scanforge.emit.signature import first_entry, head, signature
 from scanforge.emit.stores import Place, Stores
@@ -64,7 +64,8 @@ class _Writer:
     def __init__(
         self, scan: Scan, step: Program, form: Form, primal: Scan | None, composition: Composition | None
     ) -> None:
-        assert (form.groups > 1) == (composition is not None), "groups compose, and nothing else does"
+        composes = form.groups > 1 and not form.relay
+        assert composes == (composition is not None), "groups compose, and nothing else does"
         self.scan, self.form, self.down = scan, form, primal is not None
         within = frozenset([form.held] if form.held else [])
         step = settled(scan, step, within)
@@ -77,7 +78,7 @@ class _Writer:
 
     def walks(
         self, step: Program, again: Program | None, seen: Sequence[Room], composition: Composition | None
-    ) -> tuple[Walk, Walk | None, Groups | None]:
+    ) -> tuple[Walk, Walk | None, Groups | Relay | None]:
         """The walks of the step and of the states again, and groups; without a held axis they share parts."""
         shares = again is not None and not self.form.held
         composed = step_program(composition.itself) if composition else None
@@ -88,12 +89,17 @@ class _Writer:
         own = made.each_for({n for n, _ in made.each.outputs} - others) if beside else made
         whole = not self.down and not self.form.held
         walk = Walk(own, self.shape, self.form, self.shape.starts, seen, whole=whole)
-        groups, rerun = None, None
+        groups: Groups | Relay | None = None
+        rerun = None
         if composition and composed:
             rooms = [state_room(self.form, s) for s in composition.itself.states]
             parts = made.each_for(n for n, _ in composed.outputs)
             compose = Walk(parts, self.shape, self.form, rooms, seen, named="compose", beside=walk)
             groups = Groups(composition, self.form, compose, down=self.down)
+        if self.form.relay:
+            alone = made.each_for(next_state(s.name) for s in self.scan.states)
+            relay = Walk(alone, self.shape, self.form, self.shape.starts, seen, named="relay", beside=walk)
+            groups = Relay(relay, self.form, down=self.down)
         if again:
             parts_again = made.each_for(n for n, _ in again.outputs) if shares else self.apart(again)
             rerun = Walk(
@@ -111,7 +117,7 @@ class _Writer:
         parts = [head(self.scan.name, "the ordered tile, one lane a thread, R rows a tile", self.form)]
         walks = [w for w in (self.walk, self.rerun, self.cut.walk if self.cut else None) if w]
         texts = [function(p, name, doc) for w in walks for p, name, doc in w.functions()]
-        text = "\n\n".join([*texts, *([self.cut.text()] if self.cut else [])])
+        text = "\n\n".join([*texts, *([t] if self.cut and (t := self.cut.text()) else [])])
         body = self.body()
         prelude = helpers(text)
         sums = "\n\n".join(lane_sums(1 << k) for k in range(6) if f"lane_sums{1 << k}(" in body)
@@ -171,7 +177,7 @@ class _Writer:
         groups = self.groups(ahead)
         for entries in groups:
             lines += self.run_again(count, entries, ahead=ahead)
-            lines += self.cut.lines(order) if self.cut else []
+            lines += self.cut.before(order) if self.cut else []
             for i in order:
                 if not ahead:
                     lines += self.walk.call("ahead", i)
@@ -190,6 +196,7 @@ class _Writer:
                 *self.stores.put("ahead", i, [], place, strip),
                 *self.stores.put("behind", i, [], place, strip),
             ]
+        lines += self.cut.behind() if self.cut else []
         return lines + [
             x for p in ("ahead", "behind") for x in self.stores.put_lane_sums(p, order, [], place)
         ]

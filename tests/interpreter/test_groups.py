@@ -26,7 +26,11 @@ pytestmark = [
     pytest.mark.interpreter,
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
 ]
-TILES = [Tiles(4, 2, 32, 2, 8, groups=2), Tiles(2, 2, 32, 2, 8, groups=4)]
+TILES = [
+    Tiles(4, 2, 32, 2, 8, groups=2),
+    Tiles(2, 2, 32, 2, 8, groups=4),
+    Tiles(4, 2, 32, 2, 8, groups=2, relay=True),
+]
 every_group = pytest.mark.parametrize("tiles", TILES, ids=str)
 IN_FLOATS = [
     c for c in CASES if c.name not in {"RunningMax", "LastFlagged"}
@@ -48,7 +52,7 @@ def seen(monkeypatch) -> Counter[int]:
     return found
 
 
-@every_group
+@pytest.mark.parametrize("tiles", TILES[:2], ids=str)
 @both_ways
 @pytest.mark.parametrize("case", IN_FLOATS, ids=lambda case: case.name)
 def test_every_operator(case, reverse, tiles, seen, monkeypatch):
@@ -57,6 +61,16 @@ def test_every_operator(case, reverse, tiles, seen, monkeypatch):
     leaves, initial = draw(case, (2, 21, 35), seed=int(reverse))
     check(case, leaves, initial, everything(case), reverse=reverse, lowering="ordered_tile")
     assert seen[tiles.groups] == seen[1] == 2, seen
+
+
+@both_ways
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_operator_in_relay(case, reverse, seen, monkeypatch):
+    """A backward kernel in two groups; one without states has nothing to hand on."""
+    TILES[2].force(monkeypatch)
+    leaves, initial = draw(case, (2, 21, 35), seed=int(reverse))
+    check(case, leaves, initial, everything(case), reverse=reverse, lowering="ordered_tile")
+    assert (seen[2], seen[1]) == (1, 2), seen
 
 
 @every_group

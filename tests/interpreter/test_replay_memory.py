@@ -1,4 +1,4 @@
-"""Neither a replay nor the recording of one holds a tensor longer than the call does: segments come and go."""
+"""Neither a replay nor its recording holds a tensor longer than the call does: segments come and go."""
 
 from __future__ import annotations
 
