@@ -27,8 +27,8 @@ from scanforge.prune import tidy
 class MatrixForm:
     """The parts of the recurrence, as programs of its inputs.
 
-    gates    -> query, key, and the decay unless it is on the value axis
-    values   -> value, and the decay if it is on the value axis
+    gates    -> query, key, and the decay unless it is on the value axis; `reset` where the state before is 0
+    values   -> value, and the decay and `reset` if it is on the value axis
     slopes   the one of both that has the decay, as its logarithm if that has a slope of its own
     readout  of `contracted` and inputs -> the outputs
     A decay is called `decay`, or `log2_decay` where the declaration takes an exponential.
@@ -61,6 +61,11 @@ class MatrixForm:
     def log_slope(self) -> bool:
         """Whether the derivatives are a logarithm's: nothing is divided by a decay."""
         return any(n == "log2_decay" for n, _ in self.slopes.outputs)
+
+    @property
+    def resets(self) -> bool:
+        """Whether there are steps before which the state is set to 0."""
+        return any(n == "reset" for p in (self.gates, self.values) for n, _ in p.outputs)
 
     @property
     def log_decay(self) -> bool:
@@ -153,7 +158,7 @@ class _Finder:
         outputs = self.downstream(summed.var.name, read)
         outputs, scale = self.without_scale(outputs, contracted)
         gates = {"query": self.where_real(algebra.product([*query, *scale])), "key": key}
-        return self.parts(algebra.product(decays), gates, value, outputs, contracted, symbol)
+        return self.parts(decays, gates, value, outputs, contracted, symbol)
 
     def where_real(self, query: Value) -> Value:
         """0 at steps of padding, where anything may stand."""
@@ -234,28 +239,21 @@ class _Finder:
     def find_value_axis(self, coefficients: Sequence[Value], written: Value) -> str:
         """The last axis of the state that is written along and that query and key lack."""
         query = {a for c in coefficients if self.key in c.var.axes for a in c.var.axes}
-        keyed = {a for f in self.separate(written) if self.key in f.var.axes for a in f.var.axes}
+        keyed = {a for f in self.algebra.separate(written) if self.key in f.var.axes for a in f.var.axes}
         axes = [a for a in self.state.axes if a not in query | {self.key} and not is_batch(a)]
         axes = [a for a in axes if a in written.var.axes]
         if not axes:
             raise NotOfFormError("every axis that is written along is also the query's")
         return next((a for a in reversed(axes) if a not in keyed), axes[-1])
 
-    def separate(self, value: Value) -> list[Value]:
-        """The factors of a product, as far as they can be told apart."""
-        line = self.algebra.line(value.var.name)
-        if line is None or line.op not in {"mul", "div", "neg", "guard", "where"}:
-            return [value]
-        args = [self.algebra.value_of(a) for a in line.args]
-        inner = {"mul": args, "guard": args[1:], "where": args[1:]}.get(line.op, args[:1])
-        return [f for a in inner for f in self.separate(a)] + (args[1:] if line.op == "div" else [])
-
     def parts(
-        self, decay: Value, gates: dict[str, Value], value: Value, outputs: dict[str, Value],
+        self, decays: list[Value], gates: dict[str, Value], value: Value, outputs: dict[str, Value],
         contracted: Value, symbol: Value,
     ) -> MatrixForm:  # fmt: skip
         """The programs, and which axes they may have."""
         lanes = tuple(a for a in self.scan.order(self.state.axes) if a not in {self.key, self.value})
+        reset, decays = self.algebra.cleared(decays, {TIME, *lanes})
+        decay = self.algebra.product(decays)
         own = set(decay.var.axes) & {self.key, self.value}
         if len(own) > 1:
             raise NotOfFormError(f"its decay has both {self.key} and {self.value}")
@@ -267,6 +265,7 @@ class _Finder:
         slope = self.algebra.log2_of(decay, sigmoids=True)
         beside = {"value": value} if on == "value" else dict(gates)
         slopes = beside | (named if slope is None else {"log2_decay": slope})
+        named |= {} if reset is None else {"reset": reset}
         gates |= named if on != "value" else {}
         values = {"value": value} | (named if on == "value" else {})
         return MatrixForm(

@@ -141,6 +141,28 @@ class Algebra:
             return [self.select(args[0], f, keeps=zero[1]) for f in kept]
         return [value]
 
+    def separate(self, value: Value) -> list[Value]:
+        """The factors of a product, as far as they can be told apart."""
+        line = self.line(value.var.name)
+        if line is None or line.op not in {"mul", "div", "neg", "guard", "where"}:
+            return [value]
+        args = [self.value_of(a) for a in line.args]
+        inner = {"mul": args, "guard": args[1:], "where": args[1:]}.get(line.op, args[:1])
+        return [f for a in inner for f in self.separate(a)] + (args[1:] if line.op == "div" else [])
+
+    def cleared(self, factors: Sequence[Value], axes: set[str]) -> tuple[Value | None, list[Value]]:
+        """Where a product is 0 by a condition of these axes, None for nowhere; and its other factors."""
+        found, rest = None, []
+        for factor in factors:
+            line = self.line(factor.var.name)
+            branches = [self.value_of(a).number for a in line.args[1:]] if line else []
+            if line is None or line.op != "where" or branches != [0, 1] or not set(factor.var.axes) <= axes:
+                rest.append(factor)
+                continue
+            condition = self.value_of(line.args[0])
+            found = condition if found is None else found | condition
+        return found, rest
+
     def log2_of(self, value: Value, *, sigmoids: bool = False) -> Value | None:
         """The logarithm of a value whose program takes an exponential, written without that.
 

@@ -34,8 +34,10 @@ def fast_kernel(form: MatrixForm, chunk: ChunkForm, *, gradients: bool) -> str:
         *rows(form, chunk),
         AT_MID,
         "scores = tl.zeros([C, C], FLOAT)  # [key, query]",
+        *(["same = tl.full([C, C], 1, tl.int1)"] * form.resets),
         "largest = tl.zeros([C, KB], FLOAT)",
         *over_columns([*load_gates(form), *logarithms(form, chunk), *_tested(least), *_fast(form)]),
+        *(["scores = tl.where(same, scores, 0.0)"] * form.resets),
         *_store_scores(form),
         f"tl.store(ptr_flags + place, (tl.max(largest) < {chunk.limit!r}).to(tl.int32))",
     ]
@@ -132,21 +134,40 @@ def over_columns(body: list[str]) -> list[str]:
 def load_gates(form: MatrixForm) -> list[str]:
     """The inputs, and what the gates make of them; neutral beyond the tensors."""
     tiles, names = gate_tiles(form), [n for n, _ in form.gates.outputs]
-    one = {"decay": "1.0"}
+    one = {"decay": "1.0", "reset": "False"}
     return [
         "column = first + tl.arange(0, KB)[None, :]",
         "real = column < K",
         *(f"{t.name} = {frame.load(t)}" for t in tiles),
         f"{', '.join(names)} = gates({', '.join(t.name for t in tiles)})",
         "inside = live & real",
-        *(f"{n} = tl.where(inside, {n}, {one.get(n, '0.0')})" for n in names),
+        *(f"{n} = tl.where(inside, {n}, {one.get(n, '0.0')})" for n in names if n != "reset"),
+        *(["reset = reset & live  # [C, 1]"] * form.resets),
     ]
+
+
+def segments(form: MatrixForm) -> list[str]:
+    """How many resets there are until each step, and in all; which pairs of steps have none between."""
+    if not form.resets:
+        return []
+    return [
+        "resets = tl.trans(reset.to(FLOAT)) + tl.zeros([C, C], FLOAT)",
+        "until = tl.sum(tl.where(j <= i, resets, 0.0), 1)[:, None]",
+        "same = until == tl.trans(until)",
+        "all_resets = tl.sum(tl.sum(reset.to(FLOAT), 1), 0)",
+    ]
+
+
+def unless_reset(form: MatrixForm, value: str) -> str:
+    """A factor of the state before a chunk with the one after it: 0 with a reset between."""
+    return f"tl.where(all_resets == 0.0, {value}, 0.0)" if form.resets else value
 
 
 def logarithms(form: MatrixForm, chunk: ChunkForm) -> list[str]:
     """D and the sums of each half."""
     floor = "-256.0" if chunk.float_type == "float32" else "-2200.0"  # 0 as a power of 2
     given = "log2_decay" if form.log_decay else f"tl.where(decay > 0.0, log2(decay), {floor})"
+    given = f"tl.where(reset, 0.0, {given})" if form.resets else given  # that decay is of no matter
     return [
         f"l = tl.maximum({given}, {floor}).to(LOGS)",
         'd = tl.dot(at_mid, l, input_precision="ieee", out_dtype=FLOAT)  # [C, KB]',
@@ -165,13 +186,29 @@ def _tested(least: float) -> list[str]:
 
 
 def _fast(form: MatrixForm) -> list[str]:
+    return [
+        *moved(form),
+        "scores = plus_product(scores, keys, tl.trans(queries))",
+        "before, after = tl.exp2(until_mid), tl.exp2(from_mid)",
+        *segments(form),
+        *(
+            [
+                "queries = tl.where(until == 0.0, queries, 0.0).to(DOT)  # those that meet the state before",
+                "keys = tl.where(until == all_resets, keys, 0.0).to(DOT)  # and that the one after holds",
+            ]
+            if form.resets
+            else []
+        ),
+        *_store("before", unless_reset(form, "before"), "after", unless_reset(form, "after")),
+    ]
+
+
+def moved(form: MatrixForm) -> list[str]:
+    """Queries and keys with the decays between them and the middle of the chunk."""
     reach = "d - logs" if form.reads_before else "d"
     return [
         f"queries = (query * tl.exp2({reach})).to(DOT)",
         "keys = (key * tl.exp2(-d)).to(DOT)",
-        "scores = plus_product(scores, keys, tl.trans(queries))",
-        "before, after = tl.exp2(until_mid), tl.exp2(from_mid)",
-        *_store("before", "before", "after", "after"),
     ]
 
 
@@ -199,12 +236,17 @@ WHOLE = [  # two halves become one
 ]
 
 
+def decays(form: MatrixForm) -> list[str]:
+    """The decays as they are multiplied: 0 at resets."""
+    lines = ["decay = tl.exp2(log2_decay)"] if form.log_decay else []
+    return [*lines, *(["decay = tl.where(reset, 0.0, decay)"] * form.resets)]
+
+
 def _exact(form: MatrixForm) -> list[str]:
     reach = "past" if form.reads_before else "up"
-    decay = ["decay = tl.exp2(log2_decay)"] if form.log_decay else []
     diagonal = [] if form.reads_before else ["scores += tl.where(i == j, product(key, tl.trans(query)), 0.0)"]
     return [
-        *decay,
+        *decays(form),
         *PRODUCTS,
         *diagonal,
         "for level in tl.range(0, LEVELS):",

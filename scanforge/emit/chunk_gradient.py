@@ -131,9 +131,19 @@ def _products_with_values(form: MatrixForm) -> list[str]:
 def _fast(form: MatrixForm, back: WayBack) -> list[str]:
     name = "log2_decay" if form.log_slope else "decay"
     reach = "d - logs" if form.reads_before else "d"
-    lines = [
+    stored = [  # without resets, all of both
         "queries = tl.load(ptr_queries + place * (C * KP) + i * KP + column)",
         "keys = tl.load(ptr_keys + place * (C * KP) + i * KP + column)",
+    ]
+    apart = [
+        *gates.segments(form),
+        *gates.moved(form),
+        "scores = tl.where(same, scores, 0.0).to(DOT)",
+        "of_queries = tl.where(until == 0.0, of_queries, 0.0)",
+        "of_keys = tl.where(until == all_resets, of_keys, 0.0)",
+    ]
+    lines = [
+        *(apart if form.resets else stored),
         "before, after = tl.exp2(until_mid), tl.exp2(from_mid)",
         "within = product(scores, queries)",
         "of_queries = of_queries * before[None, :] + product(tl.trans(scores), keys)",
@@ -150,9 +160,9 @@ def _fast(form: MatrixForm, back: WayBack) -> list[str]:
         "passed = keys.to(FLOAT) * of_keys",
         "later = (j >= i).to(FLOAT)",
         "slope = sums(later, sent - keys.to(FLOAT) * within - passed)",
-        "slope += (tl.sum(passed, 0) + before * after * through)[None, :]",
+        f"slope += (tl.sum(passed, 0) + {gates.unless_reset(form, 'before * after * through')})[None, :]",
         *(["slope -= sent"] if form.reads_before else []),
-        f"grad_{name} = {to_log}",
+        f"grad_{name} = {_of_decay(form, to_log)}",
     ]
 
 
@@ -190,7 +200,7 @@ def _exact(form: MatrixForm) -> list[str]:
         "by_down += to_key * key",
     ]
     return [
-        *(["decay = tl.exp2(log2_decay)"] if form.log_decay else []),
+        *gates.decays(form),
         *_products("LEVELS"),
         f"grad_query = of_queries * {reach}",
         "grad_key = of_keys * down",
@@ -201,8 +211,15 @@ def _exact(form: MatrixForm) -> list[str]:
         "by_down = of_keys * key",
         "for level in tl.range(0, LEVELS):",
         *frame.indent([*_products("LEVELS - 1 - level"), *gates.halves("(LEVELS - 1 - level)"), *apart]),
-        f"grad_log2_decay = by_up * decay * {LN2!r}" if form.log_slope else "grad_decay = by_up",
+        f"grad_log2_decay = {_of_decay(form, f'by_up * decay * {LN2!r}')}"
+        if form.log_slope
+        else f"grad_decay = {_of_decay(form, 'by_up')}",
     ]
+
+
+def _of_decay(form: MatrixForm, value: str) -> str:
+    """The gradient of a decay, which is of no matter at resets."""
+    return f"tl.where(reset, 0.0, {value})" if form.resets else value
 
 
 def _pull_back(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> list[str]:

@@ -26,7 +26,7 @@ each_way = pytest.mark.parametrize("way", ["forward", "backward"])
 
 
 @cache
-def launched(matrix: Matrix, dtype: torch.dtype, shape: str):
+def launched(matrix: Matrix, dtype: torch.dtype, shape: str, *, reset: bool = False):
     """The kernels that the forward and the backward pass of a call launch, all gradients wanted."""
     small = matrix.draw(dtype, **dict.fromkeys("bthkv", 1))
     axes = {n: getattr(matrix.recurrence(), n).axes for n in small}
@@ -34,7 +34,8 @@ def launched(matrix: Matrix, dtype: torch.dtype, shape: str):
         n: torch.empty([SHAPES[shape][a] for a in axes[n]], dtype=dtype).requires_grad_() for n in small
     }
     with noting() as noted:
-        y = sf.scan(matrix.recurrence(), **tensors, backend="triton", lowering="chunked")
+        starts = torch.zeros(SHAPES[shape]["b"], SHAPES[shape]["t"], dtype=torch.bool) if reset else None
+        y = sf.scan(matrix.recurrence(), **tensors, reset=starts, backend="triton", lowering="chunked")
         forward = len(noted)
         torch.autograd.grad(y, list(tensors.values()), torch.empty_like(y))
     return {"forward": different(noted[:forward]), "backward": different(noted[forward:])}
@@ -57,6 +58,15 @@ def test_shipped_tiles_do_not_spill(shape, way):
 def test_every_target(target, dtype, way):
     for launch in launched(Matrix(), dtype, "small")[way]:
         build(launch, target)
+
+
+@each_way
+def test_resets(way):
+    """Nothing more is launched: they are masks."""
+    kernels = launched(Matrix(), BF16, "small", reset=True)[way]
+    assert len(kernels) == {"forward": 3, "backward": 6}[way]
+    for launch in kernels:
+        build(launch, SM90)
 
 
 @each_way

@@ -158,11 +158,32 @@ def test_resets_to_a_given_state_are_no_decay():
 
 
 @pytest.mark.parametrize("decay", ["bounded", "log", "none"])
-def test_resets_to_0_are_a_decay_of_0(decay):
-    form = matrix_form(resetting(text_of(Matrix(decay=decay).recurrence()), ("b", "t"), own=True).text)
+def test_resets_to_0_stand_beside_the_decay(decay):
+    plain, text = Matrix(decay=decay).recurrence(), text_of(Matrix(decay=decay).recurrence())
+    form = matrix_form(resetting(text, ("b", "t"), own=True).text)
     assert isinstance(form, MatrixForm)
-    assert form.log_decay == (decay != "bounded")
-    assert "reset" in {v.name for v in form.gates.inputs}
+    assert (form.resets, found(plain).resets) == (True, False)
+    assert (form.decay_on, form.log_decay) == (found(plain).decay_on, found(plain).log_decay)
+    assert form.plain("reset") == "reset"
+    assert "reset" not in {v.name for v in form.slopes.inputs}
+
+
+def test_a_condition_of_keys_is_a_decay():
+    """What clears some keys alone is no reset: its logarithm is that of 0."""
+
+    class Cleared(sf.Recurrence):
+        q, k, f = sf.Input("b t h k"), sf.Input("b t h k"), sf.Input("b t h k")
+        v = sf.Input("b t h v")
+        S = sf.State("b h k v")
+
+        def element(self):
+            return sf.Affine(a=sf.where(self.f > 0, 0.0, sf.exp(self.f)), b=self.k * self.v)
+
+        def readout(self):
+            return sf.sum(self.q * self.S, "k")
+
+    form = found(Cleared)
+    assert (form.resets, form.decay_on, form.log_decay) == (False, "key", True)
 
 
 @pytest.mark.parametrize("decay", ["on values", "on values, log"])
