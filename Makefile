@@ -60,7 +60,7 @@ fuzz: $(ENV)
 # On a GPU what docs/performance.md shows: times as JSON, then figures and tables; else the reference's times.
 bench: $(ENV)
 	@if $(PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
-		$(PYTHON) benchmarks/scan.py && $(PYTHON) benchmarks/figures.py; \
+		$(PYTHON) benchmarks/scan.py && $(PYTHON) benchmarks/grid.py && $(PYTHON) benchmarks/figures.py; \
 	else \
 		$(PYTHON) -m pytest benchmarks/test_reference.py --benchmark-only --benchmark-group-by=func,param:steps && \
 		$(PYTHON) -m pytest benchmarks/test_launch.py --benchmark-only --benchmark-group-by=func; \

@@ -106,7 +106,7 @@ class Contest:
         clocks: dict[str, dict[str, Any]] = {COPY: {"cold": self.clock.copying()}}
         if direction == FORWARD and self.problem.section != MATRIX:
             clocks[ADD] = self.clocks(self.addition())
-            rows = {ADD: self.row(ADD, direction) | {"operator": "add"}} | rows
+            rows = {ADD: self.row(ADD, direction)} | rows
         for name, entrant in entrants.items():
             try:
                 rows[name] |= self.beside(entrant, direction)

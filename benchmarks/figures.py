@@ -1,10 +1,12 @@
-"""Figures and tables from results of `benchmarks/scan.py` and `benchmarks/fused.py`, and from nothing else.
+"""Figures and tables from results of `scan.py`, `fused.py` and `grid.py`, and from nothing else.
 
-    python benchmarks/figures.py [RESULT.json] [--fused RESULT.json] [--out FOLDER] [--pages FOLDER]
+    python benchmarks/figures.py [RESULT.json] [--fused RESULT.json] [--grid RESULT.json ...]
+        [--out FOLDER] [--pages FOLDER]
 
-Without a result the newest one in benchmarks/results. Draws fractions.png and operators.png into `--out`, and
-writes the tables between the markers in README.md and docs/performance.md under `--pages`. Where there is no
-result of fused recurrences the pages have no such section.
+Without a result the newest one in benchmarks/results, and all of grid.py's. Draws fractions.png,
+operators.png and those of `grid_figures.py` into `--out`, and writes the tables between the markers in
+README.md and docs/performance.md under `--pages`. Where there is no result of fused recurrences, or beside
+peers, the pages have no such section.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout runs, installed or not
 
-from benchmarks import fused_tables
+from benchmarks import fused_tables, grid_figures, grid_tables
 from benchmarks.record import RESULTS, ROOT
 from benchmarks.tables import (
     BACKWARD,
@@ -34,6 +36,7 @@ from benchmarks.tables import (
     tables,
 )
 
+GRID = "*-grid-*.json"  # results of grid.py
 TARGETS = {"float32": 0.90, "bfloat16": 0.80}  # of a copy: what a forward scan in (b, t, d) is to reach
 COLOURS = {FORWARD: "#1f77b4", TRAINING: "#8fbbda", BACKWARD: "#ff7f0e"}
 
@@ -42,6 +45,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("result", type=Path, nargs="?", help="the newest in benchmarks/results by default")
     parser.add_argument("--fused", type=Path, help="of fused.py, the newest in benchmarks/results by default")
+    parser.add_argument(
+        "--grid", type=Path, nargs="+", help="of grid.py, all in benchmarks/results by default"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="the figures' folder")
     parser.add_argument("--pages", type=Path, default=ROOT, help="the folder of README.md and docs/")
     options = parser.parse_args()
@@ -54,10 +60,15 @@ def main() -> None:
     draw_operators(result, options.out / "operators.png")
     fused = options.fused or newest(RESULTS, fused=True)
     sections = fused_tables.sections(load(fused, "benchmarks/fused.py") if fused else None)
+    beside = grid_tables.merged(options.grid or RESULTS.glob(GRID))
+    if beside:
+        grid_figures.draw(beside, options.out)
     for name, text in tables(result).items():
         page = options.pages / name
         whole = filled(page.read_text(encoding="utf-8"), text)
         whole = filled(whole, sections[name], fused_tables.BEGIN, fused_tables.END)
+        if name == grid_tables.PAGE:
+            whole = filled(whole, grid_tables.section(beside), grid_tables.BEGIN, grid_tables.END)
         page.write_text(whole, encoding="utf-8")
     sources = " and ".join(p.name for p in (path, fused) if p)
     print(f"{sources}: drawn in {options.out.name}, tables in {', '.join(PAGES)}")
@@ -65,7 +76,8 @@ def main() -> None:
 
 def newest(folder: Path, *, fused: bool = False) -> Path | None:
     """The result with the latest date in its name: of bare operators, or of fused recurrences."""
-    found = sorted(p for p in folder.glob("*.json") if ("-fused-" in p.name) == fused)
+    bare = (p for p in folder.glob("*.json") if not p.match(GRID))
+    found = sorted(p for p in bare if ("-fused-" in p.name) == fused)
     return found[-1] if found else None
 
 

@@ -28,7 +28,7 @@ from benchmarks import ahead, peers, timing, wall
 from benchmarks.aims import aims
 from benchmarks.grid_cases import Case, cases
 from benchmarks.peers import fla
-from benchmarks.record import ROOT, Results, environment, finish
+from benchmarks.record import Results, default_out, environment, finish
 from benchmarks.session import FAILURES, Session
 
 JOBS = max(1, min(15, (os.cpu_count() or 2) - 1))
@@ -50,7 +50,8 @@ def main() -> None:
         raise SystemExit("There is no CUDA device here: write --tiny for a dry run.")
     began = time.time()
     stamp = environment(device, options.commit, " ".join(options.only)) | {"peers": peers.versions()}
-    session = Session(Results(options.out, stamp), device, wall if options.tiny else timing, options.peers)
+    out = options.out or default_out(stamp, "grid-")
+    session = Session(Results(out, stamp), device, wall if options.tiny else timing, options.peers)
     if options.tiny:
         run(session, chosen, began + options.budget)
     else:
@@ -66,8 +67,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = ROOT / "build" / "bench" / "grid.json"
-    parser.add_argument("--out", type=Path, default=default, help=f"the JSON file, {default} by default")
+    parser.add_argument("--out", type=Path, help="the JSON file, dated in benchmarks/results by default")
     parser.add_argument("--only", nargs="*", default=[], metavar="PATTERN", help="cases that contain one")
     parser.add_argument("--peers", default="*", metavar="PATTERN", help="of names; 'none' for none of them")
     parser.add_argument("--budget", type=float, default=1e9, metavar="SECONDS", help="for all of the run")

@@ -40,6 +40,14 @@ class Results:
         self.out.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
 
 
+def default_out(stamp: dict[str, Any], kind: str = "") -> Path:
+    """A dated file for the figures; elsewhere what holds a part of the rows, or none that is timed."""
+    if stamp["dry_run"] or stamp["only"]:
+        return ROOT / "build" / "bench" / f"{kind}part.json"
+    device = "".join(c if c.isalnum() else "-" for c in stamp["device"].lower())
+    return RESULTS / f"{stamp['date'][:10]}-{kind}{device}.json"
+
+
 def rate(nbytes: int, milliseconds: float) -> float:
     """TB/s."""
     return nbytes / milliseconds / 1e9

@@ -40,7 +40,7 @@ from benchmarks.cases import (
     rows,
     tiny,
 )
-from benchmarks.record import RESULTS, ROOT, Results, environment, finish, rate
+from benchmarks.record import Results, default_out, environment, finish, rate
 from benchmarks.session import FAILURES, Session, lowering, told
 
 IN_ROUNDS, ROUNDS_REPEATS = "torch, log2(t) rounds", 5
@@ -82,14 +82,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=jobs, help="processes that compile ahead; 1 for none")
     parser.add_argument("--compile", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def default_out(stamp: dict[str, Any]) -> Path:
-    """A dated file for the figures; elsewhere what holds a part of the rows, or none that is timed."""
-    if stamp["dry_run"] or stamp["only"]:
-        return ROOT / "build" / "bench" / "part.json"
-    device = "".join(c if c.isalnum() else "-" for c in stamp["device"].lower())
-    return RESULTS / f"{stamp['date'][:10]}-{device}.json"
 
 
 def measure_all(chosen: list[Row], results: Results) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import scanforge as sf
-from benchmarks import baselines, cases, fused_tables, gate, scan, tables, timing
+from benchmarks import baselines, cases, fused_tables, gate, grid_tables, scan, tables, timing
 from benchmarks.baselines import min_max_rounds
 from benchmarks.figures import newest
 from benchmarks.record import RESULTS, Results, finish
@@ -159,6 +159,7 @@ def pages_in(folder: Path) -> None:
         page = folder / name
         page.parent.mkdir(exist_ok=True)
         blocks = [(tables.BEGIN, tables.END), (fused_tables.BEGIN, fused_tables.END)]
+        blocks += [(grid_tables.BEGIN, grid_tables.END)] if name == grid_tables.PAGE else []
         text = "".join(f"{begin}\nstale\n{end}\n\n" for begin, end in blocks)
         page.write_text(f"before\n\n{text}after\n", encoding="utf-8")
 
