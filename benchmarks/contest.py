@@ -94,7 +94,8 @@ class Contest:
             if direction not in entrant.calls.calls:
                 return None
             with gate.poisoned(entrant.strict):
-                found = self.problem.errors(direction, entrant.calls, entrant.bounds)
+                made = entrant.calls.found(direction)
+            found = self.problem.errors(direction, made, entrant.bounds)
         except FAILURES as failure:
             self.session.results.add(row | {"failed": told(failure)})
             self.session.settle()

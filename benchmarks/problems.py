@@ -38,6 +38,10 @@ class Calls:
     lacks: dict[str, str] = field(default_factory=dict)
     wait: Callable[[Any], None] | None = None  # for a result, where it is not on torch's stream
 
+    def found(self, direction: str) -> dict[str, Tensor]:
+        """What one call gives."""
+        return self.read(direction, self.calls[direction]())
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -87,9 +91,8 @@ class Problem:
         """The inputs, to be differentiated."""
         return {n: x.detach().requires_grad_() for n, x in self.inputs.items()}
 
-    def errors(self, direction: str, calls: Calls, bounds: dict[str, float]) -> dict[str, float]:
-        """Of one call in a direction; an AssertionError where it is wrong."""
-        found = calls.read(direction, calls.calls[direction]())
+    def errors(self, direction: str, found: dict[str, Tensor], bounds: dict[str, float]) -> dict[str, float]:
+        """Of what a call in a direction gave; an AssertionError where it is wrong."""
         for name, x in found.items():
             assert bool(x.isfinite().all()), f"{_said(name)}: some elements are missing, or no numbers"
         wanted = {OUTPUT} if direction == FORWARD else set(self.inputs)

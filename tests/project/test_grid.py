@@ -242,7 +242,7 @@ def test_peers_that_run_here_are_right(name: str, layout: str):
         if not peer.available() and not peer.refuses(problem):
             made = peer.prepare(problem)
             for direction in made.calls:
-                problem.errors(direction, made, BOUNDS[problem.dtype])
+                problem.errors(direction, made.found(direction), BOUNDS[problem.dtype])
 
 
 def test_every_peer_says_why_it_is_not_here():
