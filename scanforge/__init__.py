@@ -3,6 +3,7 @@
     class EMA(sf.Operator): ...          declare; class Layer(sf.Recurrence) with gates and a readout
     sf.scan(EMA, a=..., b=...)           run, differentiable
     sf.check(EMA); sf.explain(EMA)       trust
+    sf.tune(EMA, b=8, t=2048, d=2048)    the fastest tiles for such calls on this GPU
 
 Methods use the functions of `scanforge.maths`, here as sf.exp, sf.where, sf.maximum and so on.
 """
@@ -33,6 +34,7 @@ from scanforge.laws import set_law_check
 from scanforge.operators import Affine
 from scanforge.recurrence import Recurrence
 from scanforge.tools import check, explain, source
+from scanforge.tuner import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "Element", "GroupError", "Input", "InputError", "LawError", "Operator", "Output", "Recurrence",
     "ScanforgeError", "ShapeError", "State", "TraceError", "check", "distributed", "explain",
     "last_run", "operators", "prefixes", "scan", "set_law_check", "source", "step",
+    "tune",
 ]  # fmt: skip
 
 

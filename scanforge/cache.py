@@ -11,6 +11,7 @@ import json
 import linecache
 import os
 import tempfile
+import warnings
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -68,12 +69,23 @@ def folder() -> Path:
 
 
 def recall(kind: str, text: str) -> Any:
-    """What this very code has kept for a text, or None; also where no folder is private to the user."""
+    """What this very code has kept for a text, or None; also where no folder is private to the user.
+
+    A file that does not hold what was written is ignored, with a warning.
+    """
     try:
-        digest, _, content = (_read(_place(kind, text)) or "").partition("\n")
+        path = _place(kind, text)
     except BackendError:
         return None
+    digest, _, content = (_read(path) or "").partition("\n")
     if digest != _hash(content):
+        if path.exists():
+            warnings.warn(
+                f"{path} does not hold what scanforge wrote there and is ignored: delete it, or it is "
+                "written anew when what it held is found out again.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return None
     kept = json.loads(content)
     return kept["found"] if kept["text"] == text else None

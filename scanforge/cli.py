@@ -1,4 +1,4 @@
-"""The same from a shell: scanforge check|explain|report|source module:Name [b=8 t=2048], and selfcheck."""
+"""The same from a shell: scanforge check|explain|report|source|tune module:Name [b=8 t=2048]; selfcheck."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import typer
 
 from scanforge import selfcheck as checks
-from scanforge import tools
+from scanforge import tools, tuner
 from scanforge.errors import DeclarationError, ScanforgeError
 from scanforge.show.explanation import Explanation
 
@@ -53,6 +53,37 @@ def report(target: Target, sizes: Sizes = None, dtype: str = "fp32", out: File =
     file.write_text(page, encoding="utf-8")
     typer.echo(f"wrote {file}")
     raise typer.Exit(0 if ok else 1)
+
+
+@app.command()
+def tune(
+    target: Target,
+    sizes: Annotated[
+        list[str] | None, typer.Argument(help="sizes of axes, b=8 t=2048 d=2048; an axis again: another call")
+    ] = None,
+    dtype: str = "fp32",
+    budget: Annotated[
+        float, typer.Option(help="seconds that tuning may take, for all calls together")
+    ] = 60.0,
+    again: Annotated[bool, typer.Option("--again", help="tune what was tuned before")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be tried")] = False,
+) -> None:
+    """Find the fastest tiles for calls of these sizes on this machine's GPU, and keep them on disk."""
+    calls = _calls(sizes or [])
+    options: dict[str, Any] = {"dtype": dtype, "budget": budget / len(calls), "again": again}
+    for call in calls:
+        typer.echo(tuner.tune(load(target), dry_run=dry_run, show=True, **options, **_parsed(call)))
+
+
+def _calls(words: list[str]) -> list[list[str]]:
+    """The sizes of each call: an axis that comes again begins the next one."""
+    calls: list[list[str]] = [[]]
+    for word in words:
+        axis = word.partition("=")[0]
+        if axis in {w.partition("=")[0] for w in calls[-1]}:
+            calls.append([])
+        calls[-1].append(word)
+    return calls
 
 
 def _print(shown: Explanation) -> None:

@@ -12,13 +12,14 @@ from math import prod
 
 import torch
 
-from scanforge import chunked_back, chunked_choice, chunked_run, pipeline, split
+from scanforge import chunked_back, chunked_choice, chunked_run, pipeline, split, tuned
 from scanforge.ir.scan import BATCH, TIME, Scan, is_outer, load
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.packed_work import packed, packed_rows, shared
 from scanforge.pipeline import Wanted
-from scanforge.plan import Keep, held_plan, keep_plan, kernel_plan
+from scanforge.plan import Choice, Keep, held_plan, keep_plan, kernel_plan
 from scanforge.refill import fenced, in_segments, room, states
+from scanforge.tuned import BACKWARD, FORWARD, KEEPING
 from scanforge.views import aligned
 from scanforge.work import Work, launch
 
@@ -38,11 +39,12 @@ def forward(
     sizes = _sizes(scan, tensors, initial, bounds)
     result = allocate(text, tensors, initial, options, keep, bounds, inplace=inplace)
     kept = _keep(text, tensors, sizes, options, bounds) if keep else None
+    best = None if bounds is not None else tuned.choice(text, KEEPING if keep else FORWARD, sizes, tensors)
     if sizes[TIME] > 1 and not chunked_choice.form_of(text, sizes, options, packed=bounds is not None):
         tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
     dims = {o.name: o.dims for o in scan.outputs}
     outputs = dict(zip(dims, result.outputs, strict=True))
-    fresh = _is_fresh(text, sizes, options, bounds)
+    fresh = _is_fresh(text, sizes, options, bounds, best)
     targets = _targets(dims, outputs, options.dtype, fresh=fresh)
     work = Work(
         scan.lanes,
@@ -60,7 +62,7 @@ def forward(
     if not sizes[TIME]:
         _pass_through(result.finals, initial)
     elif prod(sizes.values()):
-        _forward(text, scan, work.flipped() if options.reverse else work, sizes, options, kept)
+        _forward(text, scan, work.flipped() if options.reverse else work, sizes, options, kept, best)
     _settle(targets, outputs)
     return result
 
@@ -85,11 +87,14 @@ def _spread(scan: Scan, tensors: Sequence[Tensor], held: str, computed: torch.dt
     ]
 
 
-def _is_fresh(text: str, sizes: dict[str, int], options: Options, bounds: Tensor | None) -> bool:
+def _is_fresh(
+    text: str, sizes: dict[str, int], options: Options, bounds: Tensor | None, best: Choice | None
+) -> bool:
     """Whether the first kernel may write sums over time, to which no other one adds: time is not cut."""
     if 0 in sizes.values() or chunked_choice.form_of(text, sizes, options, packed=bounds is not None):
         return False
-    return kernel_plan(load(text), sizes, options.lowering, pipeline.inside_axes(text).axes).chunks is None
+    inside = pipeline.inside_axes(text).axes
+    return kernel_plan(load(text), sizes, options.lowering, inside, best).chunks is None
 
 
 def _targets(
@@ -113,25 +118,27 @@ def _settle(targets: dict[str, Tensor], outputs: dict[str, Tensor]) -> None:
 
 
 def _forward(
-    text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: Keep | None
-) -> None:
+    text: str, scan: Scan, work: Work, sizes: dict[str, int], options: Options, keep: Keep | None,
+    best: Choice | None,
+) -> None:  # fmt: skip
     by_chunks = chunked_choice.choice(text, sizes, options, packed=work.bounds is not None)
     if by_chunks.form:
         ran(LastRun(scan.name, chunked_choice.plan_of(by_chunks)))
         return chunked_run.forward(text, work, sizes, options)
     inside = pipeline.inside_axes(text)
-    chosen = kernel_plan(scan, sizes, options.lowering, inside.axes)
+    chosen = kernel_plan(scan, sizes, options.lowering, inside.axes, best)
     spacing = keep.spacing if keep else 0
     ran(LastRun(scan.name, chosen.plan))
-    held = partial(held_plan, inside, sizes, backward=False)
+    held = partial(held_plan, inside, sizes, backward=False, best=chosen.tile)
     if chosen.chunks is None:
         inner = held(sizes[TIME])
         if keep is None and inner.axis and work.bounds is None:
             work, keep = fenced(scan, work, sizes, inner.axis)
         make = partial(pipeline.forward_kernel, text)
-        launch(make, work, options.dtype, inner, keep=keep, composed=pipeline.composed(text))
+        composed = pipeline.composed(text)
+        launch(make, work, options.dtype, inner, keep=keep, composed=composed, best=chosen.tile)
     else:
-        how = split.Split(chosen.chunks, spacing, options.dtype, held)
+        how = split.Split(chosen.chunks, spacing, options.dtype, held, chosen.tile)
         split.forward(text, pipeline.chunked(text), work, how)
 
 
@@ -204,7 +211,8 @@ def backward(
     }
     by_gradient = {g: dims[i] for i, g in derived.gradients}
     segments = keep.rows(sizes[TIME]) if keep.refill else 1
-    fresh = segments == 1 and _is_fresh(text, sizes, options, bounds)
+    best = None if bounds is not None else tuned.choice(text, BACKWARD, sizes, tensors)
+    fresh = segments == 1 and _is_fresh(text, sizes, options, bounds, best)
     targets = _targets(by_gradient, gradients, options.dtype, fresh=fresh)
     ends = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in seeds]
     work = Work(
@@ -221,7 +229,7 @@ def backward(
         _pass_through(ends, seeds)
     elif prod(sizes.values()):
         flipped = work.flipped() if options.reverse else work
-        _backward(text, wanted, flipped, sizes, kept, keep, options)
+        _backward(text, wanted, flipped, sizes, kept, keep, options, best)
     else:
         for x in targets.values():
             x.zero_()
@@ -240,7 +248,7 @@ def _sizes_of_states(scan: Scan, kept: Sequence[Tensor]) -> dict[str, int]:
 
 def _backward(
     text: str, wanted: Wanted, work: Work, sizes: dict[str, int], kept: Sequence[Tensor], keep: Keep,
-    options: Options,
+    options: Options, best: Choice | None,
 ) -> None:  # fmt: skip
     name, inside = load(text).name, pipeline.inside_axes(text)
     by_chunks = chunked_choice.choice(text, sizes, options, packed=work.bounds is not None)
@@ -248,19 +256,20 @@ def _backward(
         ran(LastRun(f"{name}.adjoint", chunked_choice.plan_of(by_chunks)))
         derived = pipeline.kernel_adjoint(text, wanted)
         return chunked_back.backward(text, derived, work, sizes, options)
-    chosen = kernel_plan(load(text), sizes, options.lowering, inside.axes)
+    chosen = kernel_plan(load(text), sizes, options.lowering, inside.axes, best)
     ran(LastRun(f"{name}.adjoint", chosen.plan))
-    held = partial(held_plan, inside, sizes, backward=True)
+    held = partial(held_plan, inside, sizes, backward=True, best=chosen.tile)
     if chosen.chunks is not None:
         scans = pipeline.chunked_adjoint(text, wanted)
-        how = split.Split(chosen.chunks, keep.spacing, options.dtype, held)
+        how = split.Split(chosen.chunks, keep.spacing, options.dtype, held, chosen.tile)
         split.backward(text, wanted, scans, work, how)
     elif keep.refill:
-        in_segments(text, wanted, work, kept, keep, sizes, options.dtype)
+        in_segments(text, wanted, work, kept, keep, sizes, options.dtype, chosen.tile)
     else:
         make = partial(pipeline.backward_kernel, text, wanted)
         composed = pipeline.composed(text, wanted)
-        launch(make, work, options.dtype, held(sizes[TIME]), rows=keep.spacing, composed=composed)
+        inner = held(sizes[TIME])
+        launch(make, work, options.dtype, inner, rows=keep.spacing, composed=composed, best=chosen.tile)
 
 
 def _pass_through(ends: Sequence[Tensor], starts: Sequence[Tensor]) -> None:

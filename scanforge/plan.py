@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from scanforge.ir.scan import TIME, Scan
-from scanforge.tile import FILLING, GROUPED, MOST_LEAVES, at_most
+from scanforge.shipped import (
+    BLOCK,
+    BUDGET,
+    CHUNK,
+    FILLING,
+    GROUPED,
+    LONG,
+    MANY_REGISTERS,
+    MOST_ENTRIES,
+    MOST_LEAVES,
+    OF_STEP,
+    OF_THREAD,
+    PARALLEL_LANES,
+    PARALLEL_STEPS,
+    SPACING,
+    VALUES,
+)
+from scanforge.tile import Tile, at_most
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +46,6 @@ def plan(scan: Scan, sizes: dict[str, int], lowering: str = "") -> Plan:
     if lanes > PARALLEL_LANES:
         return Plan("reference", "loop", f"{lanes} lanes fill a step's tensor operations")
     return Plan("reference", "parallel", f"{steps} steps of only {lanes} lanes")
-
-
-PARALLEL_STEPS, PARALLEL_LANES = (
-    64,
-    1024,
-)  # measured on two cores: beyond, a step is bound by bytes, not calls
 
 
 def state_outputs(scan: Scan) -> dict[str, str]:
@@ -87,15 +98,21 @@ class Held:
         return {name: axes.index(a) for name, a in zip(names, self.axes, strict=True)}
 
 
-MOST_ENTRIES = 32  # of a held axis: more do not fit the registers of a thread
-VALUES = 128  # rows times entries whose inputs a forward kernel spreads at a time
-BLOCK = 4096  # entries of whole axes times lanes, in one program
-OF_STEP = 256  # the same of a single step
-OF_THREAD = 16  # of these in one thread, while there are threads
+def held_plan(
+    inside: Inside, sizes: dict[str, int], steps: int, *, backward: bool, best: Tile | None = None
+) -> Held:
+    """The tile of a kernel with axes inside: the `best` one that was found, or the shipped one.
+
+    The rows of a backward kernel are the spacing of what is kept, and are no choice.
+    """
+    held = _held_plan(inside, sizes, steps, backward=backward)
+    if best is None or not held.axes or steps == 1:
+        return held
+    rows = held.rows if backward or held.whole else at_most(steps, best.rows)
+    return replace(held, rows=rows, lanes=best.lanes, stages=best.stages, warps=best.warps or held.warps)
 
 
-def held_plan(inside: Inside, sizes: dict[str, int], steps: int, *, backward: bool) -> Held:
-    """The tile of a kernel with axes inside; that of a held axis was measured (docs/dev/lab-notes.md)."""
+def _held_plan(inside: Inside, sizes: dict[str, int], steps: int, *, backward: bool) -> Held:
     if not inside.axes:
         return Held()
     entries = sizes[inside.axes[0]]
@@ -137,30 +154,55 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """What was found to run best in place of the shipped plan: lowering, steps of a chunk, tile.
+
+    No choice changes what a forward pass keeps, nor where: a backward pass may be chosen without it.
+    """
+
+    lowering: str
+    chunk: int
+    tile: Tile
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lowering} chunks of {self.chunk} {self.tile}"
+            if self.chunk
+            else f"{self.lowering} {self.tile}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """The plan of a kernel backend, and how time is cut, if it is."""
+    """The plan of a kernel backend, how time is cut, if it is, and the tile, if it is not the shipped one."""
 
     plan: Plan
     chunks: Chunks | None
-
-
-CHUNK = 64  # chunks are of whole tiles, of both directions
-LONG = 1024  # steps from which a split pays
+    tile: Tile | None = None
 
 
 def kernel_plan(
-    scan: Scan, sizes: dict[str, int], lowering: str = "", inside: tuple[str, ...] = ()
+    scan: Scan,
+    sizes: dict[str, int],
+    lowering: str = "",
+    inside: tuple[str, ...] = (),
+    best: Choice | None = None,
 ) -> KernelPlan:
-    """Ordered tiles where the lanes fill the device, else time in chunks; `lowering` forces one."""
+    """Ordered tiles where the lanes fill the device, else time in chunks, or what was found to be `best`.
+
+    `lowering` forces one. With axes inside, what is kept depends on it, and it is no choice.
+    """
     steps, lanes = sizes[TIME], prod(sizes[a] for a in scan.lanes if a not in inside)
     worth = lanes < _filling(scan, inside) and steps >= LONG and bool(scan.states)
-    chosen = lowering or ("split" if worth else "ordered_tile")
     few = f"{steps} steps are few" if steps < LONG else f"{lanes} lanes fill the device"
     why = f"{lanes} lanes do not fill the device" if worth else few
-    if chosen == "split":
-        chunks = chunk_plan(steps, lanes)
-        return KernelPlan(Plan("triton", "split", "forced by lowering=" if lowering else why), chunks)
-    return KernelPlan(Plan("triton", "ordered_tile", "forced by lowering=" if lowering else why), None)
+    chosen = lowering or ("split" if worth else "ordered_tile")
+    if best and not (lowering or inside):
+        chosen, why = best.lowering, "tuned"
+    tuned = best if best and best.lowering == chosen else None
+    chunks = chunk_plan(steps, lanes, tuned.chunk if tuned else 0) if chosen == "split" else None
+    named = Plan("triton", chosen, "forced by lowering=" if lowering else why)
+    return KernelPlan(named, chunks, tuned.tile if tuned else None)
 
 
 def _filling(scan: Scan, inside: tuple[str, ...]) -> int:
@@ -173,10 +215,13 @@ def composes(scan: Scan) -> bool:
     return {x.kind for x in scan.operator.leaves} | {s.kind for s in scan.states} == {"float"}
 
 
-def chunk_plan(steps: int, lanes: int) -> Chunks:
-    """As many chunks as fill the device twice, of whole tiles; shorter ones where the steps are few."""
+def chunk_plan(steps: int, lanes: int, length: int = 0) -> Chunks:
+    """As many chunks as fill the device twice, of whole tiles; shorter ones where the steps are few.
+
+    `length` is that of a chunk, if it was found by tuning.
+    """
     wanted = max(2, -(-2 * FILLING // max(lanes, 1)))
-    length = max(CHUNK, -(-steps // wanted) // CHUNK * CHUNK)
+    length = length or max(CHUNK, -(-steps // wanted) // CHUNK * CHUNK)
     if length > steps:
         length = at_most(steps, CHUNK)
     count = steps // length
@@ -200,9 +245,6 @@ class Keep:
         if self.refill:
             return -(-steps // self.spacing)
         return steps // self.spacing + steps % self.spacing
-
-
-BUDGET = {"": 0.5, "low": 0.16}  # of the bytes of inputs, outputs and gradients, for states that are kept
 
 
 def keep_plan(
@@ -229,4 +271,4 @@ def keep_plan(
 def spacing_of(scan: Scan, steps: int) -> int:
     """A state is kept for every tile of the backward kernel: its R, by the registers that a row takes."""
     registers = len(scan.inputs) + 2 * len(scan.states)  # inputs, cotangents, states run again
-    return at_most(steps, 32 if registers <= 4 else 16 if registers <= 7 else 8)
+    return at_most(steps, next((r for most, r in SPACING if registers <= most), MANY_REGISTERS))

@@ -19,6 +19,7 @@ from scanforge.pipeline import composed_of, inside_axes
 from scanforge.plan import Chunks, Held, Plan, held_plan, keep_plan, kernel_plan, plan
 from scanforge.schedule import step_program
 from scanforge.tile import Tile, tile_plan
+from scanforge.tuned import WAYS, Record, device_name, key, record
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Planned:
     outputs_kept: tuple[str, ...]  # states that the backward pass reads off an output
     stored: tuple[str, ...]  # states that are stored for it
     reads_and_writes: dict[str, tuple[Moved, ...]]  # forward, backward
+    tuned: tuple[tuple[str, Record], ...] = ()  # what was found on this machine's GPU, by pass
 
     def bytes(self, which: str) -> int:
         """All that a pass reads and writes."""
@@ -88,6 +90,7 @@ def planned(text: str, sizes: dict[str, int], dtype: torch.dtype) -> Planned:
             "forward": _moved(scan, sizes, dtype, 1),
             "backward": _moved(back, sizes, dtype, spacing if inside.axes else 1),
         },
+        tuned=_tuned(text, scan, sizes, dtype),
     )
     return by_products(made, kernel_form(text), by_chunks, back) if by_chunks.form else made
 
@@ -112,6 +115,17 @@ def by_products(made: Planned, form: MatrixForm, by_chunks: Choice, back: Scan) 
         spacing=steps,
         reads_and_writes=made.reads_and_writes | {"backward": backward},
     )
+
+
+def _tuned(
+    text: str, scan: Scan, sizes: dict[str, int], dtype: torch.dtype
+) -> tuple[tuple[str, Record], ...]:
+    if not torch.cuda.is_available() or not sizes[TIME]:
+        return ()
+    kinds = {"float": dtype, "int": torch.int64, "bool": torch.bool}
+    inputs, device = [kinds[i.kind] for i in scan.inputs], device_name(torch.device("cuda"))
+    found = [(way, record(key(text, way, sizes, inputs, device))) for way in WAYS]
+    return tuple((way, known) for way, known in found if known)
 
 
 def _tile(

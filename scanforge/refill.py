@@ -16,6 +16,7 @@ from scanforge import pipeline
 from scanforge.ir.scan import BATCH, Scan, State, load
 from scanforge.pipeline import Wanted
 from scanforge.plan import Keep, held_plan
+from scanforge.tile import Tile
 from scanforge.views import of_state
 from scanforge.work import Views, Work, launch
 
@@ -24,7 +25,7 @@ Tensor = torch.Tensor
 
 def in_segments(
     text: str, wanted: Wanted, work: Work, kept: Sequence[Tensor], keep: Keep, sizes: dict[str, int],
-    computed: torch.dtype,
+    computed: torch.dtype, best: Tile | None = None,
 ) -> None:  # fmt: skip
     """Segment by segment, from the last: forward again from the state kept before it, then the adjoint."""
     scan, axis = load(text), pipeline.held_axis(text)
@@ -48,7 +49,7 @@ def in_segments(
         forward_part = replace(part, outputs={}, starts=first, ends=spare)
         launch(refill, forward_part, computed, held(length, backward=False), keep=dense)
         after = passed[k % 2] if k else work.ends
-        down = held(length, backward=True)
+        down = held(length, backward=True, best=best)
         launch(back, replace(part, starts=mu, ends=after), computed, down, rows=keep.refill)
         mu = after
 

@@ -154,7 +154,8 @@ def _plan(p: Planned) -> Section:
         "plan",
         [
             f"on the CPU: the reference, {p.reference.lowering}: {p.reference.why}",
-            f"on a GPU: {_kernels(p)}",
+            f"on a GPU: {_kernels(p)}; shipped default",
+            *(f"{way}: {found}: {found.sentence()}" for way, found in p.tuned),
             *([f"no products over chunks there: {p.not_chunked}"] * bool(p.not_chunked)),
             f"computed and carried in {dtypes.name(p.computed)}",
             f"kept for the backward pass: {_kept(p)}; on a GPU {_kept_on_gpu(p)}",

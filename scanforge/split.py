@@ -20,6 +20,7 @@ from scanforge.emit.form import CHUNK_AXIS
 from scanforge.ir.scan import before
 from scanforge.pipeline import Chunked, Wanted, backward_aggregate, backward_kernel, forward_kernel
 from scanforge.plan import Chunks, Held, Keep
+from scanforge.tile import Tile
 from scanforge.views import View
 from scanforge.work import Views, Work, launch
 
@@ -34,11 +35,14 @@ class Split:
     spacing: int
     computed: torch.dtype
     held: Callable[[int], Held]  # of so many steps
+    best: Tile | None = None  # of the recurrence itself, if one was found
 
-    def run(self, make: Any, work: Work, *, rows: int = 0, keeps: bool = False) -> None:
+    def run(
+        self, make: Any, work: Work, *, rows: int = 0, keeps: bool = False, best: Tile | None = None
+    ) -> None:
         """Launch a kernel over some work."""
         keep = Keep(self.spacing) if keeps and self.spacing else None
-        launch(make, work, self.computed, self.held(work.steps), rows=rows, keep=keep)
+        launch(make, work, self.computed, self.held(work.steps), rows=rows, keep=keep, best=best)
 
 
 def forward(text: str, scans: Chunked, work: Work, how: Split) -> None:
@@ -52,7 +56,7 @@ def forward(text: str, scans: Chunked, work: Work, how: Split) -> None:
     how.run(partial(forward_kernel, scans.aggregate), _reduce(scans, replace(chunks, kept={}), aggregates))
     how.run(partial(forward_kernel, scans.carry), _carry(work, aggregates, carries))
     inside = replace(chunks, starts=carries, ends=ends)
-    how.run(partial(forward_kernel, text), inside, keeps=True)
+    how.run(partial(forward_kernel, text), inside, keeps=True, best=how.best)
     last = {n: v.row(cut.count - 1) for n, v in ends.items()}
     if not cut.rest:
         _copy(work.ends, last)
@@ -82,7 +86,7 @@ def backward(text: str, wanted: Wanted, scans: Chunked, work: Work, how: Split) 
         over = _carry(replace(work, starts=starts), aggregates, carries).flipped()
         how.run(partial(forward_kernel, scans.carry), over)
     inside = replace(chunks, starts=carries, ends=ends)
-    how.run(make, inside, rows=spacing)
+    how.run(make, inside, rows=spacing, best=how.best)
     _copy(work.ends, {n: v.row(0) for n, v in ends.items()})
 
 

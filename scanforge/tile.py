@@ -1,17 +1,32 @@
-"""(steps, lanes, bytes) -> Tile: the shape of an ordered-tile kernel, as measured (docs/dev/lab-notes.md)."""
+"""(steps, lanes, bytes) -> Tile: the shape of an ordered-tile kernel, by the table of what is shipped."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log2
+
+from scanforge.shipped import (
+    FEW_ROWS,
+    FILLING,
+    FORWARD_ROWS,
+    GROUP_ROWS,
+    GROUPED,
+    IN_FLIGHT,
+    MANY_IN_FLIGHT,
+    MANY_STEPS,
+    MOST_LEAVES,
+    RESIDENT,
+    SHARED,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """An ordered-tile kernel's shape: R rows, BD lanes (one a thread), NS stages in flight.
 
-    With G `groups` a tile has G·R rows, and G threads share a lane; two may be a relay (emit.groups).
+    With G `groups` a tile has G·R rows, and G threads share a lane; two may be a relay (emit.groups). A
+    program that holds axes whole has so many `warps`; others have as many as their lanes need.
     """
 
     rows: int
@@ -19,6 +34,17 @@ class Tile:
     stages: int
     groups: int = 1
     relay: bool = False
+    warps: int = 0
+
+    def __str__(self) -> str:
+        more = f" G={self.groups}{' in relay' * self.relay}" * (self.groups > 1) + f" {self.warps} warps" * (
+            self.warps > 0
+        )
+        return f"R={self.rows} BD={self.lanes} NS={self.stages}{more}"
+
+    def ring(self, itemsizes: tuple[int, ...]) -> int:
+        """The bytes of shared memory that tiles of such inputs take, all stages together."""
+        return self.rows * self.groups * self.lanes * self.stages * sum(itemsizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +53,6 @@ class Composed:
 
     leaves: int
     special: bool
-
-
-# What decides is the bytes in flight over the device.
-IN_FLIGHT = {False: 6_300_000, True: 8_400_000}  # in bytes, by whether there are 16-bit inputs alone
-MANY_IN_FLIGHT = 13_000_000  # forward, wider inputs, beyond twice the lanes that are at work
-RESIDENT = 16_896  # lanes that are at work at one time: 128 on each of 132 processors
-SHARED = 225_000  # bytes of shared memory of one processor
-FILLING = 8192  # lanes that fill the device, a thread each
-GROUPED = 4096  # lanes that fill it in groups
-MOST_LEAVES = 2  # that cost little to compose beside a step
 
 
 def tile_plan(
@@ -82,10 +98,14 @@ class Fixed:
 
 
 def fitting_tile(
-    steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], fixed: Fixed, composed: Composed | None
-) -> Tile:
-    """The tile for a launch, of whole spacings of what is kept."""
+    steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], fixed: Fixed, composed: Composed | None,
+    best: Tile | None = None,
+) -> Tile:  # fmt: skip
+    """The tile for a launch, of whole spacings of what is kept: the `best` one that was found, if it fits."""
     down = fixed.rows > 0
+    tuned = best and _fitted(best, steps, itemsizes, fixed, composed)
+    if tuned:
+        return tuned
     choose = partial(tile_plan, steps, inner, outer, itemsizes, backward=down, composed=composed)
     if fixed.rest and not down:
         return choose(rows=max(FEW_ROWS, fixed.least))
@@ -93,8 +113,15 @@ def fitting_tile(
     return tile if tile.rows >= fixed.least else choose(rows=fixed.least)
 
 
-GROUP_ROWS = 16  # of a forward kernel, in groups
-MANY_STEPS, FEW_ROWS = 64, 8  # below so many steps a forward tile has few rows, so that few steps fill none
+def _fitted(
+    best: Tile, steps: int, itemsizes: tuple[int, ...], fixed: Fixed, composed: Composed | None
+) -> Tile | None:
+    """The tile that was found, with the rows that this launch must have and the stages that then fit."""
+    rows = fixed.rows or max(at_most(steps, best.rows), fixed.least)
+    groups = best.groups if composed and best.groups * rows <= steps else 1
+    one = Tile(rows, best.lanes, 1, groups, best.relay and groups > 1)
+    stages = min(best.stages, SHARED // one.ring(itemsizes))
+    return None if fixed.rest or stages < 2 else replace(one, stages=stages)
 
 
 def _groups(steps: int, lanes: int, rows: int, composed: Composed | None, *, backward: bool) -> int:
@@ -124,8 +151,7 @@ def _hands_on(steps: int, lanes: int, rows: int, composed: Composed | None) -> b
 
 def _forward_rows(steps: int, inputs: int, widest: int, lanes: int) -> int:
     """R of a forward kernel: rows are registers, so many inputs take fewer."""
-    most = 64 if widest <= 2 else 2048 // lanes
-    most = most if inputs <= 2 else min(most, 16 if inputs <= 4 else 8)
+    most = FORWARD_ROWS[widest <= 2, lanes][0 if inputs <= 2 else 1 if inputs <= 4 else 2]
     return most if steps >= MANY_STEPS else at_most(steps, min(most, FEW_ROWS))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -102,6 +104,40 @@ def _seconds(run: Any) -> float:
 
     run()
     return float(Timer("run()", globals={"run": run}).blocked_autorange(min_run_time=SECONDS).median)
+
+
+FLUSH = 256 << 20  # bytes written between calls: several times any L2
+SPIN, LONGEST_SPIN = 1 << 21, 1 << 28  # clocks that the host has for its launches: 1 to 150 ms
+REPEATS = 10
+
+
+def cold(run: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """The device's median seconds for a call that finds L2 cold; the host's part of it is hidden.
+
+    The device spins while the host launches. A round that is launched too late is thrown away, and those
+    after it spin longer.
+    """
+    flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
+    run()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    spin = SPIN
+    while len(times) < repeats:
+        torch.cuda._sleep(spin)
+        flush.zero_()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        marks[0].record()
+        run()
+        marks[1].record()
+        late = marks[0].query()
+        torch.cuda.synchronize()
+        if not late:
+            times.append(marks[0].elapsed_time(marks[1]) / 1e3)
+        elif spin < LONGEST_SPIN:
+            spin *= 2
+        else:
+            raise BackendError(f"The host did not launch a call within {spin} clocks of the device.")
+    return median(times)
 
 
 def _where(device: str, dtype: torch.dtype) -> str:

@@ -63,7 +63,7 @@ def explain(
           element r: float, identity inf
     """
     found = example(operator, shapes, sizes, USUAL)
-    return explanation(found, operator.__doc__ or "", _dtype(operator, dtype))
+    return explanation(found, operator.__doc__ or "", dtype_of(operator, dtype))
 
 
 def report(
@@ -82,7 +82,7 @@ def report(
     from scanforge.timing import measured
 
     shown, checked = explain(operator, shapes, dtype=dtype, **sizes), check(operator, show=False)
-    found, typed = example(operator, shapes, sizes, USUAL), _dtype(operator, dtype)
+    found, typed = example(operator, shapes, sizes, USUAL), dtype_of(operator, dtype)
     timing = measured(operator, found, typed, "cuda") if checked.ok and torch.cuda.is_available() else None
     options: dict[str, Any] = {"dtype": dtype, **sizes}
     texts = [
@@ -119,7 +119,7 @@ def source(
     chosen = backend or "reference"
     if chosen not in LOWERINGS:
         raise ArgumentError(f"{name}: backend={backend!r} is no backend: write 'reference' or 'triton'.")
-    typed = _dtype(operator, dtype)
+    typed = dtype_of(operator, dtype)
     form = lowering_of(lowering, chosen, name)
     found = example(operator, shapes, sizes, USUAL)
     if chosen == "triton":
@@ -128,7 +128,7 @@ def source(
     return module(full_adjoint(scan).scan if which == "backward" else scan, form or "loop")
 
 
-def _dtype(operator: Declared, dtype: torch.dtype | str) -> torch.dtype:
+def dtype_of(operator: Declared, dtype: torch.dtype | str) -> torch.dtype:
     """The dtype of float tensors, also by name."""
     try:
         found = dtypes.named(dtype) if isinstance(dtype, str) else dtype

@@ -119,9 +119,9 @@ Make = Callable[[Form], tuple[Kernel, Any]]
 
 def launch(
     make: Make, work: Work, computed: torch.dtype, held: Held, *, rows: int = 0, keep: Keep | None = None,
-    composed: Composed | None = None,
+    composed: Composed | None = None, best: Tile | None = None,
 ) -> None:  # fmt: skip
-    """Choose the tile, make the kernel, call it.
+    """Choose the tile, make the kernel, call it. What was found `best` is for lanes that are contiguous.
 
     `rows` forces a backward kernel's R, as what was kept decides it. Unless the work is fresh, outputs
     without time are added to what is there, since a call may be several launches. Where elements compose,
@@ -131,13 +131,14 @@ def launch(
     if held.axes or work.bounds or not work.over_lanes(lanes):
         composed = None
     least = keep.spacing if keep and not keep.refill else 0
-    tile = _tile(work, lanes, held, rows=rows, least=least, composed=composed)
+    fixed = Fixed(rows, least, work.rest)
+    tile = _tile(work, lanes, held, fixed, composed, None if work.along_time(lanes) else best)
     left = work.steps % (tile.rows * tile.groups) if tile.groups > 1 else 0
     if left:
         one, two = work.at(work.steps - left, rows or least, down=bool(rows))
         for part in (one, replace(two, fresh=False)):
             more = composed if part.steps > left else None
-            launch(make, part, computed, held, rows=rows, keep=keep, composed=more)
+            launch(make, part, computed, held, rows=rows, keep=keep, composed=more, best=best)
         return
     if keep and keep.refill:  # a segment is of whole tiles
         tile = replace(tile, rows=min(tile.rows, keep.spacing))
@@ -182,21 +183,22 @@ def _form(
     )
 
 
-def _tile(work: Work, lanes: Lanes, held: Held, *, rows: int, least: int, composed: Composed | None) -> Tile:
-    """A tile that holds whole spacings of what is kept: of `least` so many rows."""
+def _tile(
+    work: Work, lanes: Lanes, held: Held, fixed: Fixed, composed: Composed | None, best: Tile | None
+) -> Tile:
+    """A tile that holds whole spacings of what is kept."""
     inner = lanes.groups[-1]
     items = tuple(
         v.tensor.element_size() for v in work.inputs.values() if v.has[0] and any(v.has[1 + i] for i in inner)
     )
     if held.whole:
-        return Tile(rows or held.rows, held.lanes, held.stages)
+        return Tile(fixed.rows or held.rows, held.lanes, held.stages)
     if held.axis:
-        return Tile(rows or max(held.rows, least), held.lanes, held.stages)
+        return Tile(fixed.rows or max(held.rows, fixed.least), held.lanes, held.stages)
     chunk = CHUNK_AXIS in work.axes  # the first; similar numbers of chunks have the same kernel
     shared = zip(lanes.sizes, lanes.groups, strict=True)
     *outer, inner_lanes = (bucket(n) if chunk and 0 in group else n for n, group in shared)
-    fixed = Fixed(rows, least, work.rest)
-    return fitting_tile(work.steps, inner_lanes, prod(outer), items or (4,), fixed, composed)
+    return fitting_tile(work.steps, inner_lanes, prod(outer), items or (4,), fixed, composed, best)
 
 
 @dataclass(frozen=True, slots=True)

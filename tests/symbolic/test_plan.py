@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scanforge.tile import SHARED, Composed, Tile, tile_plan
+from scanforge.shipped import SHARED
+from scanforge.tile import Composed, Tile, tile_plan
 
 A, B, C = (2048, 2048, 8), (4096, 1024, 8), (512, 2048, 32)  # steps, inner, outer
 
