@@ -24,7 +24,7 @@ from benchmarks.tables import SHORT, shape
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
-COLUMNS = ("section", "implementation", "operator", "size", "layout", "dtype", "direction")
+COLUMNS = ("implementation", "operator", "size", "layout", "dtype", "direction")
 CLOCKS = ("cold", "replayed", "streamed", "called")
 OURS = "scanforge"
 
@@ -86,8 +86,9 @@ def timed(result: dict[str, Any]) -> dict[Key, Row]:
 
 
 def key(row: Row) -> Key:
+    """What a row is of. A length of a series may be a shape of another section, and is another row."""
     values = (row.get(name, "") for name in COLUMNS)
-    return tuple(tuple(x) if isinstance(x, list) else x for x in values)
+    return (row.get("section") == "series", *(tuple(x) if isinstance(x, list) else x for x in values))
 
 
 def clock_of(row: Row) -> str:

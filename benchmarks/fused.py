@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout runs, installed or not
 
 from benchmarks import ahead, decoding, fused_tables, layers, timing, wall
-from benchmarks.fused_tables import BARE, COPY, EMPTY, FUSED, LOW
+from benchmarks.fused_tables import BARE, COPY, FUSED, LOW
 from benchmarks.layer_gate import Gated
 from benchmarks.layers import MAMBA, RG_LRU, Layer
 from benchmarks.record import ROOT, Results, environment, finish, rate
 from benchmarks.session import FAILURES, Row, Session
+from benchmarks.steps import StepContest
 from benchmarks.tables import BACKWARD, BOTH, FORWARD, TRAINING
-from benchmarks.timing import Times
 
 PARTS = {"mamba backward": 3, "layers": 3, "mamba forward": 2, "steps": 1}  # processes, the slowest first
 BARE_BOUND = 0.2  # of errors that are shown: gates near 1 are rounded to bfloat16
-GRAPH_CALLS = 16
 
 
 def main() -> None:
@@ -101,8 +100,8 @@ class Run(Session):
         self.directions(rg_lru, "rg_lru", (FORWARD, TRAINING, BACKWARD, BOTH))
         self.directions(rg_lru | {"implementation": BARE}, "bare", (FORWARD, BOTH))
         self.wait("steps")
-        for sizes in decoding.SIZES.values():
-            self.steps({"operator": "Mamba step", **_at({a: sizes[a] for a in "bdn"})}, sizes)
+        for batch in decoding.SIZES:
+            StepContest(MAMBA, batch).run(self, tiny=self.tiny)
         self.wait("mamba forward")
         self.directions(mamba, "mamba", (FORWARD, TRAINING))
         self.wait("mamba backward")
@@ -160,33 +159,6 @@ class Run(Session):
         there = sum(x.nbytes for x in (*layer.inputs.values(), layer.cotangents[0]))
         peak = there + torch.cuda.max_memory_allocated() - before
         return {"resident_bytes": resident, "peak_bytes": peak, "excess": (peak - resident) / resident}
-
-    def steps(self, begin: Row, sizes: dict[str, int]) -> None:
-        """A step, an empty kernel and a copy of as many bytes, each from a graph."""
-        made = cache(lambda: decoding.prepare(decoding.TINY if self.tiny else sizes, self.device))
-
-        def step() -> Row:
-            error = {"forward": made().check()}
-            return self.replayed(made().step, made().nbytes()) | {"error": error}
-
-        def empty() -> Row:
-            call = made().empty() if not self.tiny else lambda: None
-            return self.replayed(call, 0) | {"error": None}
-
-        def copy() -> Row:
-            return self.replayed(made().copies(), made().nbytes()) | {"error": None}
-
-        for name, case in ((FUSED, step), (EMPTY, empty), (COPY, copy)):
-            self.attempt(begin | {"implementation": name, "direction": "step"}, case)
-
-    def replayed(self, call: Callable[[], Any], nbytes: int) -> Row:
-        """The device's time for one of the calls of a set, from a CUDA graph of several sets."""
-        found = self.clock.replayed(call, GRAPH_CALLS)
-        times = Times(*(x / decoding.SETS for x in asdict(found).values()))
-        row: Row = {"bytes": nbytes, "replayed": asdict(times)}
-        if nbytes:
-            row["fraction_replayed"] = rate(nbytes, times.median) / self.results.copy["rate_tb_s"]
-        return row
 
 
 def _at(sizes: dict[str, int]) -> Row:

@@ -20,7 +20,7 @@ from benchmarks.record import rate
 from benchmarks.session import FAILURES, Row, Session, told
 from benchmarks.tables import FORWARD
 from benchmarks.timing import summary
-from tests.recurrences import Entry
+from tests.recurrences import Entry, Sizes
 from tests.tolerances import err
 
 CALLED = {RG_LRU.name: "RG-LRU step", MAMBA.name: "Mamba step"}
@@ -39,15 +39,15 @@ class StepContest:
     def run(self, session: Session, *, tiny: bool) -> None:
         """Every implementation's row; the clocks are read in turns."""
         made = self.prepare(session.device, tiny=tiny)
-        calls: dict[str, Callable[[], Any]] = {}
+        clocks: dict[str, Any] = {}
         rows: dict[str, Row] = {}
         for name, begin in self.beginnings(made, tiny=tiny).items():
             try:
-                rows[name], calls[name] = begin(self.row(made, name))
+                rows[name], call = begin(self.row(name))
+                clocks[name] = session.clock.Replayed(call, GRAPH_CALLS)
             except FAILURES as failure:
-                session.results.add(self.row(made, name) | {"failed": told(failure)})
+                session.results.add(self.row(name) | {"failed": told(failure)})
                 session.settle()
-        clocks = {name: session.clock.Replayed(call, GRAPH_CALLS) for name, call in calls.items()}
         found: dict[str, list[float]] = {name: [] for name in clocks}
         for _ in range(ROUNDS):
             for name, clock in clocks.items():
@@ -56,16 +56,19 @@ class StepContest:
         for name, times in found.items():
             session.results.add(self.timed(rows[name], asdict(summary(times)), made, pace))
         cited = STEP_MS.get(CALLED[self.entry.name])
-        if cited is not None and self.batch == 64:
+        if cited is not None and self.batch == 64 and not tiny:
             ms = cited * COPY_TB_S / pace
-            row = self.row(made, MAMBA_SSM.name) | {"cited": True}
+            row = self.row(MAMBA_SSM.name) | {"cited": True}
             session.results.add(self.timed(row, {"min": ms, "median": ms, "max": ms}, made, pace))
 
-    def prepare(self, device: str, *, tiny: bool = False) -> Decoding:
-        sizes = decoding.TINY if tiny else decoding.SIZES[64] | {"b": self.batch}
-        return decoding.prepare(sizes, device, self.entry)
+    @property
+    def sizes(self) -> Sizes:
+        return decoding.SIZES[64] | {"b": self.batch}
 
-    def row(self, made: Decoding, name: str) -> Row:
+    def prepare(self, device: str, *, tiny: bool = False) -> Decoding:
+        return decoding.prepare(decoding.TINY if tiny else self.sizes, device, self.entry)
+
+    def row(self, name: str) -> Row:
         axes = next(iter(self.entry.states.values())).axes.split()
         at = {
             "section": "step",
@@ -73,7 +76,7 @@ class StepContest:
             "layout": "".join(axes),
             "dtype": "bfloat16",
         }
-        size = [made.sizes[a] for a in axes]
+        size = [self.sizes[a] for a in axes]
         return {"implementation": name, **at, "size": size, "direction": "step", "error": None}
 
     def timed(self, row: Row, times: dict[str, float], made: Decoding, pace: float) -> Row:
@@ -90,11 +93,10 @@ class StepContest:
             FUSED: lambda row: (row | {"error": {FORWARD: made.check()}}, made.step),
             COPY: lambda row: (row, made.copies()),
         }
-        if not tiny:
-            found[EMPTY] = lambda row: (row, made.empty())
-            if self.entry is RG_LRU:
-                found[COMPILED] = partial(compiled, made)
-        return found
+        if tiny:
+            return found | {EMPTY: lambda row: (row, lambda: None)}
+        found |= {EMPTY: lambda row: (row, made.empty())}
+        return found | ({COMPILED: partial(compiled, made)} if self.entry is RG_LRU else {})
 
 
 def compiled(made: Decoding, row: Row) -> tuple[Row, Callable[[], Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,20 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
-from benchmarks import ahead, bare, contest, gated, grid, grid_cases, matrix, peers, truths, wall
+from benchmarks import (
+    ahead,
+    bare,
+    contest,
+    decoding,
+    gated,
+    grid,
+    grid_cases,
+    matrix,
+    peers,
+    steps,
+    truths,
+    wall,
+)
 from benchmarks.cases import Row
 from benchmarks.contest import OURS
 from benchmarks.layers import MAMBA, RG_LRU
@@ -80,6 +94,20 @@ def test_truths_of_layers_are_loops(entry, monkeypatch: pytest.MonkeyPatch):
     assert set(problem.truth.values) == {OUTPUT, *leaves}
     for name, x in (want | {OUTPUT: y.detach()}).items():
         assert_close(problem.truth.values[name], problem.truth.cut(name, x), "long")
+
+
+def test_a_peers_step_is_the_recurrences(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "compile", lambda f, **_: f)
+    made = decoding.prepare(decoding.TINY, "cpu", RG_LRU)
+    before = [x.clone() for x in made.states]
+    row, call = steps.compiled(made, {"implementation": "torch.compile"})
+    assert row["error"]["forward"] < 1e-2
+    assert all(torch.equal(x, y) for x, y in zip(before, made.states, strict=True))
+    call()
+    want = [x.clone() for x in before]
+    replace(made, states=want).step()
+    for x, y in zip(made.states, want, strict=True):
+        assert_close(x, y.double(), "forward")
 
 
 def test_a_case_that_breaks_is_recorded(tmp_path: Path):
