@@ -68,17 +68,15 @@ def tile_plan(
     wide = inner >= 128 and total >= 128 * 128 and not (backward and widest > 2)
     lanes = 128 if wide else 64 if inner >= 64 else 32
     forced, rows = rows, rows or _forward_rows(steps, len(itemsizes), widest, lanes)
-    groups = _groups(steps, total, rows, composed, backward=backward)
-    relay = groups == 1 and backward and widest <= 2 and _hands_on(steps, total, rows, composed)
-    if groups > 1:
-        rows = forced or min(rows, GROUP_ROWS)
-    groups = 2 if relay else groups
+    relay = backward and widest <= 2 and composed is not None and _hands_on(steps, total, rows)
+    groups = 2 if relay else _groups(steps, total, rows, composed, backward=backward)
     if groups > 1:
         lanes = min(lanes, 64 if total >= FILLING else 32)
+        rows = forced or min(rows, GROUP_ROWS)
     whole, at_work = groups * rows, min(total, RESIDENT)
     narrow, many = widest <= 2 or backward, total > 2 * RESIDENT
     in_flight = MANY_IN_FLIGHT if many and not narrow else IN_FLIGHT[narrow]
-    more = (many and narrow) or (groups > 1 and not backward)
+    more = (many and narrow) or (groups > 1 and not backward) or relay
     stages = max(3, 1 + round(in_flight / (whole * at_work * loaded))) + more
     programs = -(-at_work // (lanes * (RESIDENT // 128)))  # on one processor
     fitting = SHARED // (whole * lanes * loaded * max(programs, 1))
@@ -141,12 +139,12 @@ def _groups(steps: int, lanes: int, rows: int, composed: Composed | None, *, bac
     return groups
 
 
-def _hands_on(steps: int, lanes: int, rows: int, composed: Composed | None) -> bool:
-    """Whether two groups of a backward kernel are a relay, which is nearly free where composing is not.
+def _hands_on(steps: int, lanes: int, rows: int) -> bool:
+    """Whether two groups of a backward kernel are a relay: while all their threads are at work at one time.
 
-    Wider inputs are bound by their bytes.
+    That costs less than composing, and wider inputs are bound by their bytes.
     """
-    return composed is not None and FILLING <= lanes <= RESIDENT and 2 * rows <= steps
+    return FILLING <= lanes <= RESIDENT // 2 and 2 * rows <= steps
 
 
 def _forward_rows(steps: int, inputs: int, widest: int, lanes: int) -> int:

@@ -9,7 +9,7 @@ import scanforge as sf
 from models.hgrn2 import FreeKeys, TiedKeys
 from models.rglru.recurrence import RGLRUScan
 from models.ssm import Euler
-from scanforge import chunked_run, selfcheck
+from scanforge import selfcheck
 from tests import spoilt
 
 pytestmark = pytest.mark.gpu
@@ -23,9 +23,8 @@ FORMS = selfcheck.FORMS["triton"]
 def test_req25_right_kernels_pass(declared):
     gpu = torch.device("cuda")
     rows = selfcheck.run([declared], "triton", gpu)
-    assert [row.form for row in rows] == [form for form in FORMS if selfcheck.applies(declared, form, gpu)]
-    chunked = declared in {TiedKeys, FreeKeys} and not chunked_run.refused_on(gpu)
-    assert len(rows) == (4 if chunked else 3)
+    assert [row.form for row in rows] == [form for form in FORMS if selfcheck.applies(declared, form)]
+    assert len(rows) == (4 if declared in {TiedKeys, FreeKeys} else 3)
     assert all(row.ok for row in rows), rows
 
 

@@ -110,7 +110,7 @@ def test_a_root_below_its_floor_has_slope_0():
 
 
 @pytest.mark.parametrize("length", [2, 3, 7])
-def test_a_long_chain_costs_the_cotangent_one_product_and_one_selection(length):
+def test_a_long_chain_costs_the_cotangent_one_gated_product(length):
     """Between it and the first operand's gradient; all else is off its way."""
     builder = Builder("value", where="")
     operands = [builder.input(f"x{i}", "float") for i in range(length + 1)]
@@ -129,4 +129,4 @@ def test_a_long_chain_costs_the_cotangent_one_product_and_one_selection(length):
         if reached.intersection(line.args):
             reached.add(line.var.name)
             on_its_way.append(line.op)
-    assert on_its_way == ["mul", "where"]
+    assert on_its_way == ["gated"]

@@ -44,7 +44,7 @@ def test_backward_tiles(shape, itemsize, tile):
     ("shape", "special", "forward", "backward"),
     [
         (A, False, 1, 1),
-        (B, False, 1, 1),
+        (B, False, 1, 2),
         (A, True, 2, 2),
         (B, True, 4, 2),
         (C, True, 1, 1),
@@ -60,6 +60,7 @@ def test_groups(shape, special, forward, backward):
         for down in (False, True)
     ]
     assert [tile.groups for tile in tiles] == [forward, backward]
+    assert [tile.relay for tile in tiles] == [False, shape == B]
     assert tile_plan(*shape, (2,) * 3, backward=False, composed=Composed(3, special)).groups == 1
     for tile in tiles:
         assert tile.lanes * tile.groups <= 256
