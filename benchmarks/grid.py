@@ -60,8 +60,11 @@ def main() -> None:
         with torch.cuda.stream(torch.cuda.Stream()), fla.quick_tuning():  # no capture on the default stream
             run(session, chosen, began + options.budget)
     finish(session.results, began)
-    for aim in aims(vars(session.results)):
-        print(f"{'met   ' if aim.met else 'MISSED'} {aim.what} {aim.got:.3f}, {aim.sign} {aim.wanted:g}")
+    found = aims(vars(session.results))
+    missed = [aim for aim in found if not aim.met]
+    for aim in missed:
+        print(f"missed: {aim.what}, {aim.got:.3f}, wanted {aim.sign} {aim.wanted:g}")
+    print(f"{len(found) - len(missed)} of {len(found)} aims are met")
     return None
 
 
