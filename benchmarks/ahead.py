@@ -6,6 +6,7 @@ kernels that the calls would launch it compiles every n-th, each exactly as its 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
 SECONDS = 150  # after which what is not compiled is left to the process that measures
+ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # each is one of many
 Call = Callable[[], Any]
 Makers = Iterable[Callable[[], Call]]  # each makes a call; what it launches meanwhile is another part's
 
@@ -29,7 +31,8 @@ class Ahead:
     """The processes of each part."""
 
     def __init__(self, command: list[str], parts: dict[str, int], seconds: float = SECONDS) -> None:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet["env"] = os.environ | ALONE
         self.end = time.time() + seconds
         self.running = {
             name: [

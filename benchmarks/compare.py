@@ -19,14 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout runs, installed or not
 
-from benchmarks.aims import aims
+from benchmarks.aims import OURS, aims
 from benchmarks.tables import SHORT, shape
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 COLUMNS = ("implementation", "operator", "size", "layout", "dtype", "direction")
 CLOCKS = ("cold", "replayed", "streamed", "called")
-OURS = "scanforge"
 
 
 @dataclass(frozen=True)

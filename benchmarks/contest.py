@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks import baselines, gate, peers
+from benchmarks.aims import ADD, OURS
 from benchmarks.peers.cited import CITED
 from benchmarks.peers.peer import BOUNDS, Peer
 from benchmarks.problems import Calls, Problem
@@ -21,7 +22,7 @@ from benchmarks.session import FAILURES, Row, Session, lowering, told
 from benchmarks.tables import BACKWARD, BOTH, FORWARD
 from benchmarks.timing import summary
 
-OURS, COPY, ADD = "scanforge", "copy", "torch.add"
+COPY = "copy"
 ROUNDS = 5
 COLD, REPLAYS, CALLS = 4, 3, 5  # samples a round, and the calls of a graph
 SLOW = 10.0  # milliseconds

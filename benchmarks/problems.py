@@ -87,10 +87,6 @@ class Problem:
         found = {d: TOLERANCES[self.dtype, kind].value for d, kind in QUANTITIES.items()}
         return found | ({FORWARD: 0.0} if self.exact else {})
 
-    def leaves(self) -> dict[str, Tensor]:
-        """The inputs, to be differentiated."""
-        return {n: x.detach().requires_grad_() for n, x in self.inputs.items()}
-
     def errors(self, direction: str, found: dict[str, Tensor], bounds: dict[str, float]) -> dict[str, float]:
         """Of what a call in a direction gave; an AssertionError where it is wrong."""
         for name, x in found.items():

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from benchmarks import bare, gated, matrix, timing
+from benchmarks.aims import ADD, OURS
 from benchmarks.cases import Row
-from benchmarks.contest import ADD, OURS, Contest
+from benchmarks.contest import Contest
 from benchmarks.layers import MAMBA, RG_LRU
 from benchmarks.record import Results, environment
 from benchmarks.session import Session

@@ -26,8 +26,8 @@ from benchmarks import (
     truths,
     wall,
 )
+from benchmarks.aims import OURS
 from benchmarks.cases import Row
-from benchmarks.contest import OURS
 from benchmarks.layers import MAMBA, RG_LRU
 from benchmarks.peers import cited, fla, torch_scan
 from benchmarks.peers.peer import BOUNDS, Peer, calls
