@@ -39,7 +39,7 @@ class Key:
     steps: int  # the power of two that is nearest
     lanes: int
     inside: tuple[int, ...]  # sizes of the axes that a program has whole
-    dtypes: tuple[str, ...]
+    dtypes: tuple[str, ...]  # of inputs over time, and what is computed in
     device: str
     triton: str
 
@@ -66,8 +66,12 @@ class Record:
 
 
 def key(text: str, way: str, sizes: Mapping[str, int], inputs: Sequence[torch.dtype], device: str) -> Key:
-    """The key of a call of these sizes; `inputs` are the dtypes of the recurrence's inputs in order."""
+    """The key of a call of these sizes; `inputs` are the dtypes of the recurrence's inputs in order.
+
+    What has no time is read once, so that its dtype does not matter.
+    """
     scan, inside = load(text), inside_axes(text).axes
+    over_time = [d for i, d in zip(scan.inputs, inputs, strict=True) if TIME in i.axes]
     lanes = prod(sizes[a] for a in scan.lanes if a not in inside)
     return Key(
         text=text,
@@ -75,7 +79,7 @@ def key(text: str, way: str, sizes: Mapping[str, int], inputs: Sequence[torch.dt
         steps=bucket(sizes[TIME]),
         lanes=bucket(lanes),
         inside=tuple(sizes[a] for a in inside),
-        dtypes=tuple(map(dtypes.name, inputs)),
+        dtypes=tuple(map(dtypes.name, [*over_time, dtypes.computed(inputs)])),
         device=device,
         triton=_triton(),
     )

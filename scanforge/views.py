@@ -176,13 +176,15 @@ def lay_out(
 
 
 def across_time(views: dict[str, View], lanes: Lanes, inside: dict[str, int]) -> frozenset[str]:
-    """The strides of lanes, and of the axes `inside` a program, between which all of time lies.
+    """What changes with the length of time, so that a kernel takes it as an argument and supposes nothing.
 
-    They change with its length, so that a kernel takes them as arguments.
+    That is the strides of lanes, and of the axes `inside` a program, between which all of time lies; and
+    where the last step begins, of a tensor whose contiguous time is walked from there (`ptr`).
     """
     found = set()
     for name, view in views.items():
         time, *own = map(abs, view.strides)
         strides = {"sd": lanes.strides(own)[-1]} | {s: own[at] for s, at in inside.items()}
         found |= {f"{s}_{name}" for s, stride in strides.items() if view.has[0] and 0 < time < stride}
+        found |= {f"ptr_{name}"} if view.has[0] and view.strides[0] == -1 else set()
     return frozenset(found)

@@ -36,7 +36,7 @@ class Form:
     groups: int = 1  # threads that share a lane, each with its own rows of a tile
     relay: bool = False  # two groups, of which one hands its states to the other
     along: tuple[str, ...] = ()  # outputs whose time is contiguous, and lanes are not
-    across: frozenset[str] = frozenset()  # strides that span all of time, and so change with its length
+    across: frozenset[str] = frozenset()  # arguments that change with the length of time: strides, addresses
 
     def apart(self, room: Room) -> bool:
         """Whether threads read entries of their own: of their lane, or of their rows."""

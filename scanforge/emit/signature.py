@@ -40,7 +40,10 @@ def signature(kernel: Kernel, form: Form) -> list[str]:
     rows.append("BD: tl.constexpr, NS: tl.constexpr, MASKED: tl.constexpr, FENCE: tl.constexpr")
     counts, far = [f"N{k}" for k in outer], [s for s in across if s in changing and s.startswith("sn_")]
     plain = ", ".join(f'"{n}"' for n in ("T", *counts, *kept, *far))  # never constants
-    lines = [f"@triton.jit(do_not_specialize=[{plain}])", "def kernel(", *(f"    {r}," for r in rows), "):"]
+    anywhere = ", ".join(f'"ptr_{t}"' for t in names if f"ptr_{t}" in form.across)
+    anywhere = f", do_not_specialize_on_alignment=[{anywhere}]" if anywhere else ""
+    lines = [f"@triton.jit(do_not_specialize=[{plain}]{anywhere})", "def kernel("]
+    lines += [*(f"    {r}," for r in rows), "):"]
     return [*lines, *(f"    {s} = {s}.to(tl.int64)" for s in far)]
 
 

@@ -142,7 +142,7 @@ def specialised(launch: Launch, target: GPUTarget) -> Specialised:
         else:
             signature[p.name] = "i32" if abs(value) < 2**31 else "i64"
         multiple = value.aligned if isinstance(value, Pointer) else value % 16 == 0
-        if multiple and not plain and signature[p.name] != "constexpr":
+        if multiple and not (plain or p.do_not_specialize_on_alignment) and signature[p.name] != "constexpr":
             attributes[place] = [["tt.divisibility", 16]]
     return Specialised(signature, constants, attributes)
 

@@ -44,12 +44,13 @@ def launches(
     return noted[:forward], noted[forward:]
 
 
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", DECLARED)
-def test_two_kernels_for_all_lengths(name, layout):
+def test_two_kernels_for_all_lengths(name, layout, reverse):
     """A launch of whole tiles and one of the rest, where groups share them: two kernels each."""
     for way in (0, 1):
-        by_length = [launches(name, (8, t, 2048), LAYOUTS[layout])[way] for t in LENGTHS]
+        by_length = [launches(name, (8, t, 2048), LAYOUTS[layout], reverse=reverse)[way] for t in LENGTHS]
         most = max(map(len, by_length))
         found = {compiled_as(launch) for noted in by_length for launch in noted}
         assert len(found) <= 2 * most, found

@@ -129,6 +129,14 @@ def test_the_fastest_is_kept_and_taken(favours, seen):
     assert SMALL not in seen[2:]
 
 
+def test_a_replayed_call_looks_nothing_up(monkeypatch):
+    looked: list[str] = []
+    monkeypatch.setattr(tuned, "choice", lambda text, way, *_: looked.append(way))
+    for _ in range(5):
+        total()
+    assert looked == [FORWARD, FORWARD]  # of the first call, and of the second, which is recorded
+
+
 def test_every_pass_has_its_own(favours):
     """A pass for which no candidate is faster stays as it was; tuning may stand where nothing is recorded."""
     with torch.inference_mode():
@@ -170,6 +178,19 @@ def test_keys():
     others = [_key(FORWARD, t=46), _key(FORWARD, d=12), _key(KEEPING), _key(BACKWARD)]
     assert len({one, *others}) == 5
     assert _key(FORWARD, t=1000) == _key(FORWARD, t=1001) == _key(FORWARD, t=1008) == _key(FORWARD, t=1040)
+
+
+def test_dtypes_of_parameters_do_not_matter():
+    """A layer's inputs are 16 bits wide, its parameters are not."""
+    call = example(RECURRENCES["RGLRU"].recurrence, None, {}, USUAL)
+    names = [i.name for i in call.traced.scan.inputs]
+
+    def of(**others: torch.dtype) -> tuned.Key:
+        dtypes = [others.get(n, torch.bfloat16) for n in names]
+        return tuned.key(call.traced.text, FORWARD, call.sizes, dtypes, "a device")
+
+    assert of() == of(Lambda=torch.float32)
+    assert len({of(), of(x=torch.float32), of(Lambda=torch.float64)}) == 3
 
 
 def test_tuned_once(favours):
