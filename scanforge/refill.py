@@ -21,6 +21,7 @@ from scanforge.views import of_state
 from scanforge.work import Views, Work, launch
 
 Tensor = torch.Tensor
+NEVER = 1 << 30  # steps: more than there are
 
 
 def in_segments(
@@ -62,7 +63,7 @@ def fenced(scan: Scan, work: Work, sizes: dict[str, int], axis: str) -> tuple[Wo
     """
     x0 = [v.like().tensor for v in work.starts.values()]
     rooms = [room(scan, s, x, 1, axis) for s, x in zip(scan.states, x0, strict=True)]
-    keep = Keep(1 << max(work.steps - 1, 0).bit_length(), 1)
+    keep = Keep(NEVER, 1)
     return replace(work, kept=states(scan, scan.states, rooms, sizes, over=True)), keep
 
 

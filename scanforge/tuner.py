@@ -224,8 +224,8 @@ class _Search:
     def verified(self, choice: Choice) -> Trial:
         """The call with so few steps and rows of the batch that a float64 loop takes no time.
 
-        Time has whole tiles, or whole chunks, and steps that fill none; channels are as many, so that the
-        kernel is the very one that is timed.
+        Time has whole tiles, or whole chunks, and steps that fill none. Channels are as many, so that the
+        kernel is the very one that is timed, unless a program holds axes: then it depends on the steps.
         """
         whole = choice.tile.rows * choice.tile.groups
         piece = max(whole, min(choice.chunk, 2 * CHUNK))

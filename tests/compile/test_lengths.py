@@ -78,6 +78,18 @@ def test_time_in_chunks(layout):
         assert len({compiled_as(x) for noted in by_length for x in noted}) <= 2 * len(kernels)
 
 
+def test_an_axis_that_a_thread_holds():
+    """Steps that fill whole tiles have a kernel of their own, which compiles in half of the time."""
+    entry, found = RECURRENCES["Mamba"], []
+    for t in LENGTHS:
+        sizes = {"b": 8, "t": t, "d": 64, "n": 16}
+        tensors = {n: torch.empty(p.shape(sizes)) for n, p in entry.inputs.items()}
+        with noting() as noted:
+            sf.scan(entry.recurrence, **tensors, lowering="ordered_tile")
+        found += noted
+    assert len({compiled_as(launch) for launch in found}) == 2
+
+
 def test_what_is_contiguous_is_moved_16_bytes_at_a_time():
     """The stride of lanes is an argument, of which Triton knows that it is a multiple of 16."""
     (launch,), _ = launches("Affine", (8, 1040, 2048), True, dtype=BF16)

@@ -12,8 +12,9 @@ from scanforge import replay
 from scanforge.candidates import candidates
 from scanforge.example import USUAL, example
 from scanforge.planned import planned
-from scanforge.tuned import BACKWARD, KEEPING, forcing
-from tests.compile.ahead import SM90, build, noting, resources
+from scanforge.tuned import BACKWARD, FORWARD, KEEPING, forcing
+from scanforge.tuner import _Search
+from tests.compile.ahead import SM90, build, compiled_as, noting, resources
 from tests.recurrences import BY_NAME
 
 pytestmark = pytest.mark.compile
@@ -50,3 +51,26 @@ def test_candidates(name, way, count):
         kernel = build(launch, SM90)
         assert kernel.metadata.shared <= 232_448, choice
         assert resources(kernel).registers <= 255
+
+
+FEW = {"MinMax": {"b": 4, "t": 512, "d": 256}, "RGLRU": {"b": 4, "t": 512, "d": 1024}}
+
+
+@pytest.mark.parametrize("way", [FORWARD, KEEPING, BACKWARD])
+@pytest.mark.parametrize("name", FEW)
+def test_what_is_verified_is_what_is_timed(name, way):
+    """The kernels of few steps are compiled for all of them too: no time goes into others."""
+    operator = DECLARED[name]
+    call = example(operator, None, FEW[name], USUAL)
+    plan = planned(call.traced.text, call.sizes, torch.bfloat16)
+    found = [c for c in candidates(call.traced.text, way, plan) if c.lowering == "ordered_tile"]
+    with torch.no_grad(), noting() as noted:
+        search = _Search(operator, call, plan, "cpu", lambda _: 0.0, lambda: 0.0, 1.0)
+        for choice in found[:9:4]:
+            kernels = []
+            for trial in (search.full, search.verified(choice)):
+                _ = trial.kept, trial.cotangents
+                noted.clear()
+                trial.run(way, choice)
+                kernels.append({compiled_as(launch) for launch in noted})
+            assert kernels[0] <= kernels[1], choice
