@@ -38,14 +38,13 @@ def test_tuning_and_its_result(steps, channels):
     assert time.monotonic() - start < BUDGET + 3 * LAST
     assert [p.way for p in found.passes] == [FORWARD, KEEPING, BACKWARD]
     for p in found.passes:
-        assert p.tried, str(p)
-        assert all(t.seconds for t in p.tried), [t.why for t in p.tried if t.why]
+        assert any(t.seconds for t in p.tried), str(p)
+        assert not [t.why for t in p.tried if "apart from" in t.why]
         assert 0 < p.record.seconds <= p.record.shipped
     leaves, initial = draw(case, (4, steps + 5, channels), torch.float32)
     truth = expected(case, leaves, initial, everything(case))
-    place = lambda x: x.cuda()  # noqa: E731
     for _ in range(3):
-        got = outcome(case, leaves, initial, everything(case), place=place)
+        got = outcome(case, leaves, initial, everything(case), place=torch.Tensor.cuda)
         for x, y in zip((*got.states, *got.finals), (*truth.states, *truth.finals), strict=True):
             assert_close(x, y, "forward", str(found))
         for name, x in got.gradients.items():
@@ -63,7 +62,7 @@ def test_tuning_and_its_result(steps, channels):
     ],
 )
 def test_recurrences(name, sizes):
-    """What is rejected does not compile or takes too much; no candidate gives other numbers."""
+    """What is rejected takes more than there is; no candidate gives other numbers."""
     found = sf.tune(RECURRENCES[name].recurrence, dtype="bf16", budget=BUDGET, **sizes)
     for p in found.passes:
         assert not [t.why for t in p.tried if "apart from" in t.why]
@@ -75,3 +74,27 @@ def test_a_record_of_a_bucket_is_found():
     again = sf.tune(sf.operators.Affine, b=2, t=1040, d=128, budget=6.0)
     assert all(p.before for p in again.passes)
     assert [p.record for p in again.passes] == [p.record for p in first.passes]
+
+
+@pytest.mark.parametrize("dim", [1, 2], ids=["b t d", "b d t"])
+def test_a_new_length_compiles_nothing(dim, monkeypatch):
+    """But multiples of 16 and other lengths have kernels of their own."""
+    from triton.runtime.jit import JITFunction
+
+    compiled: list[str] = []
+    compile_one = JITFunction._do_compile
+
+    def noted(self, *args, **options):
+        compiled.append(self.__module__)
+        return compile_one(self, *args, **options)
+
+    monkeypatch.setattr(JITFunction, "_do_compile", noted)
+    for t in (1040, 1008, 1000, 1001, 1007, 992):
+        shape = (8, t, 1024) if dim == 1 else (8, 1024, t)
+        given = {n: torch.rand(shape, device="cuda").requires_grad_() for n in ("a", "b")}
+        y = sf.scan(sf.Affine, **given, dim=dim)
+        torch.autograd.grad(y.sum(), list(given.values()))
+        if t == 1001:
+            assert len(compiled) <= 4
+            first = len(compiled)
+    assert len(compiled) == first
