@@ -128,7 +128,8 @@ def setting(
         work.int_type(),
         dtypes.name(dot),
         precision,
-        nvidia=like.is_cuda and torch.version.cuda is not None,
+        nvidia=_nvidia(like),
+        fenced=fenced(like),
         interpreted=os.environ.get("TRITON_INTERPRET") == "1",
         packed=work.bounds is not None,
     )
@@ -137,3 +138,12 @@ def setting(
         return Setting(text, form, plan, chunk, axes, sizes, like)
     packing = Packing.of(work.bounds, plan.steps, sizes[TIME])
     return Setting(text, form, plan, chunk, axes, sizes | {BATCH: 1}, like, packing)
+
+
+def fenced(like: Tensor) -> bool:
+    """Whether tensor cores read shared memory by themselves: NVIDIA's, from Hopper on."""
+    return _nvidia(like) and torch.cuda.get_device_capability(like.device) >= (9, 0)
+
+
+def _nvidia(like: Tensor) -> bool:
+    return like.is_cuda and torch.version.cuda is not None

@@ -25,6 +25,7 @@ class ChunkForm:
     dot_type: str  # of the operands of products: bfloat16, float32 or float64
     precision: str  # of products of float32: ieee, tf32x3 or tf32
     nvidia: bool = False
+    fenced: bool = False  # tensor cores read shared memory by themselves
     interpreted: bool = False  # by Triton's interpreter, which multiplies bfloat16 as whole numbers
     packed: bool = False  # lane axis 0 counts sequences that lie behind each other, each of whole chunks
 
@@ -65,6 +66,7 @@ DOT = tl.constexpr(tl.{dot_type})
 NVIDIA = tl.constexpr({nvidia})
 PRECISION = tl.constexpr("{precision}")
 INTERPRETED = tl.constexpr({interpreted})
+FENCED = tl.constexpr({fenced})
 '''
 
 PRODUCT = '''
@@ -77,15 +79,29 @@ def operand(x):
 
 
 @triton.jit
+def stored():
+    """A fence behind what threads have stored for tensor cores: Triton's own may come after their barrier."""
+    if FENCED:
+        tl.inline_asm_elementwise(
+            "fence.proxy.async.shared::cta; mov.b32 $0, $1;", "=r,r", [tl.arange(0, 32)], dtype=tl.int32,
+            is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def product(a, b):
     """A matrix product, summed in FLOAT."""
-    return tl.dot(operand(a), operand(b), input_precision=PRECISION, out_dtype=FLOAT)
+    a, b = operand(a), operand(b)
+    stored()
+    return tl.dot(a, b, input_precision=PRECISION, out_dtype=FLOAT)
 
 
 @triton.jit
 def plus_product(c, a, b):
     """c and a matrix product."""
-    return tl.dot(operand(a), operand(b), c, input_precision=PRECISION, out_dtype=FLOAT)
+    a, b = operand(a), operand(b)
+    stored()
+    return tl.dot(a, b, c, input_precision=PRECISION, out_dtype=FLOAT)
 
 
 @triton.jit
@@ -99,7 +115,7 @@ def head(name: str, what: str, form: ChunkForm) -> str:
     """The head of a kernel's module."""
     text = HEAD.format(
         name=name, what=what, float_type=form.float_type, int_type=form.int_type, dot_type=form.dot_type,
-        nvidia=form.nvidia, precision=form.precision, interpreted=form.interpreted,
+        nvidia=form.nvidia, precision=form.precision, interpreted=form.interpreted, fenced=form.fenced,
     )  # fmt: skip
     return text + "\n" + PRODUCT
 

@@ -168,8 +168,11 @@ def logarithms(form: MatrixForm, chunk: ChunkForm) -> list[str]:
     floor = "-256.0" if chunk.float_type == "float32" else "-2200.0"  # 0 as a power of 2
     given = "log2_decay" if form.log_decay else f"tl.where(decay > 0.0, log2(decay), {floor})"
     given = f"tl.where(reset, 0.0, {given})" if form.resets else given  # that decay is of no matter
+    if form.decay_on == "none":  # 0, which Triton must not know: what it knows it multiplies elsewhere
+        given = f"{given} + tl.minimum(T, 0).to(FLOAT)"
     return [
         f"l = tl.maximum({given}, {floor}).to(LOGS)",
+        "stored()",
         'd = tl.dot(at_mid, l, input_precision="ieee", out_dtype=FLOAT)  # [C, KB]',
         "logs = l.to(FLOAT)",
         "until_mid = tl.sum(tl.where(i < C // 2, logs, 0.0), 0)",

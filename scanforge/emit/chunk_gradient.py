@@ -51,8 +51,10 @@ def fast_kernel(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> str:
         "chunk = tl.program_id(0) // BLOCKS % CHUNKS",
         *_rows(form, chunk, back),
         gates.AT_MID,
+        "later = operand((j >= i).to(FLOAT))",
         *_products_with_values(form),
         *gates.load_gates(form),
+        *([] if form.resets else STORED),
         *gates.logarithms(form, chunk),
         *_fast(form, back),
         *_pull_back(form, chunk, back),
@@ -80,6 +82,13 @@ def _module(form: MatrixForm, chunk: ChunkForm, back: WayBack, what: str, body: 
     return gates.module(form, chunk, what, (*BUFFERS, *left), CONSTANTS, body, more, (SUMS, tail))
 
 
+STORED = [  # without resets, all of both; they are in shared memory before the product that makes d
+    "queries = tl.load(ptr_queries + place * (C * KP) + i * KP + column)",
+    "keys = tl.load(ptr_keys + place * (C * KP) + i * KP + column)",
+]
+
+# What `of` is stands long before, and is in shared memory by then. Were it written there after x, a barrier
+# would stand between x and the fence that shows x to the tensor cores, which Triton puts right before them.
 SUMS = '''
 @triton.jit
 def sums(of, x):
@@ -87,7 +96,8 @@ def sums(of, x):
     if DOT == tl.bfloat16 and not INTERPRETED:
         high = x.to(DOT)
         low = (x - high.to(FLOAT)).to(DOT)
-        return tl.dot(of.to(DOT), high, tl.dot(of.to(DOT), low, out_dtype=FLOAT), out_dtype=FLOAT)
+        stored()
+        return tl.dot(of, high, tl.dot(of, low, out_dtype=FLOAT), out_dtype=FLOAT)
     else:
         return exact(of, x)
 '''
@@ -108,6 +118,7 @@ def _products_with_values(form: MatrixForm) -> list[str]:
             "mask=live & (across < V), other=0.0).to(DOT)"
             for t in (GIVEN, GRAD)
         ),
+        "stored()",
         "entry = start + tl.arange(0, VB)[:, None]",
         "at_state = (place * V + entry) * KP + column",
         "before_it = tl.load(ptr_states + at_state, mask=entry < V, other=0.0).to(FLOAT)",
@@ -131,19 +142,15 @@ def _products_with_values(form: MatrixForm) -> list[str]:
 def _fast(form: MatrixForm, back: WayBack) -> list[str]:
     name = "log2_decay" if form.log_slope else "decay"
     reach = "d - logs" if form.reads_before else "d"
-    stored = [  # without resets, all of both
-        "queries = tl.load(ptr_queries + place * (C * KP) + i * KP + column)",
-        "keys = tl.load(ptr_keys + place * (C * KP) + i * KP + column)",
-    ]
     apart = [
         *gates.segments(form),
-        *gates.moved(form),
         "scores = tl.where(same, scores, 0.0).to(DOT)",
         "of_queries = tl.where(until == 0.0, of_queries, 0.0)",
         "of_keys = tl.where(until == all_resets, of_keys, 0.0)",
+        *gates.moved(form),
     ]
     lines = [
-        *(apart if form.resets else stored),
+        *(apart if form.resets else []),
         "before, after = tl.exp2(until_mid), tl.exp2(from_mid)",
         "within = product(scores, queries)",
         "of_queries = of_queries * before[None, :] + product(tl.trans(scores), keys)",
@@ -158,7 +165,6 @@ def _fast(form: MatrixForm, back: WayBack) -> list[str]:
         *lines,
         "sent = queries.to(FLOAT) * of_queries",
         "passed = keys.to(FLOAT) * of_keys",
-        "later = (j >= i).to(FLOAT)",
         "slope = sums(later, sent - keys.to(FLOAT) * within - passed)",
         f"slope += (tl.sum(passed, 0) + {gates.unless_reset(form, 'before * after * through')})[None, :]",
         *(["slope -= sent"] if form.reads_before else []),
@@ -183,11 +189,15 @@ def _exact(form: MatrixForm) -> list[str]:
         "grad_query += alone * key",
         "grad_key += alone * query",
     ]
-    apart = [
+    ends = [
+        "size = 1 << (LEVELS - 1 - level)",
         "to_low = (i == j // (2 * size) * (2 * size) + size - 1) & ((j // size) % 2 == 1)",
         "to_high = (i == j // (2 * size) * (2 * size) + 2 * size - 1) & ((j // size) % 2 == 0)",
-        "lower_ends = sums(to_low.to(FLOAT), tl.where(upper, by_up * up + by_past * past, 0.0))",
-        "upper_ends = sums(to_high.to(FLOAT), tl.where(upper, 0.0, by_down * down))",
+        "to_low, to_high = operand(to_low.to(FLOAT)), operand(to_high.to(FLOAT))",
+    ]
+    apart = [
+        "lower_ends = sums(to_low, tl.where(upper, by_up * up + by_past * past, 0.0))",
+        "upper_ends = sums(to_high, tl.where(upper, 0.0, by_down * down))",
         "by_up = tl.where(upper, by_up * below, by_up) + lower_ends + upper_ends",
         "by_past = tl.where(upper, by_past * below, by_past)",
         "by_down = tl.where(upper, by_down, by_down * above)",
@@ -210,7 +220,9 @@ def _exact(form: MatrixForm) -> list[str]:
         f"by_{reach} += of_queries * query",
         "by_down = of_keys * key",
         "for level in tl.range(0, LEVELS):",
-        *frame.indent([*_products("LEVELS - 1 - level"), *gates.halves("(LEVELS - 1 - level)"), *apart]),
+        *frame.indent(
+            [*ends, *_products("LEVELS - 1 - level"), *gates.halves("(LEVELS - 1 - level)"), *apart]
+        ),
         f"grad_log2_decay = {_of_decay(form, f'by_up * decay * {LN2!r}')}"
         if form.log_slope
         else f"grad_decay = {_of_decay(form, 'by_up')}",

@@ -114,6 +114,7 @@ def _chunk(walk: WalkForm, order: tuple[int, int, int], read: str, write: str) -
         "live = (step < length) & (across < V)",
         f"given = tl.load({frame.address(tiles(walk)[0], column='across')}, mask=live, other=0.0)",
         "values = tl.trans(given)  # [VB, C]",
+        "stored()",
     ]
     if walk.stored:
         lines += [f"S{b} *= late{b}[None, :]" for b in range(walk.blocks)]
