@@ -16,7 +16,7 @@ from scanforge.plan import Plan
 SHORT = 64  # steps that fill one chunk
 WIDEST = 512  # keys of which a program holds the state
 
-# Until the kernels of gradients have passed their tests on a GPU, with the fences of now: docs/dev/lab-notes.md
+# Until the kernels of gradients, with the fences of now, have passed on a GPU: docs/dev/lab-notes.md
 SUSPECT = "its gradients of 16-bit inputs were wrong on a GPU for some sizes"
 
 

@@ -1,4 +1,4 @@
-"""What threads store in shared memory for Hopper's tensor cores is fenced before a barrier, not just behind it.
+"""What threads store for Hopper's tensor cores is fenced before a barrier, not behind it alone.
 
 The tensor cores read by a way of their own. Triton puts a fence right before a product, and a barrier between
 that and the product if none has come since the store. Where one has, the fence comes after it, and a warp may
