@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,6 +44,7 @@ PROCESSORS = 132  # of an H200
 FEW = 4  # groups cost as much as two further walks
 LEAST = 8  # chunks of a group
 STATE = 16_384  # entries of the state that one program carries
+CRAMPED = {(8, 6), (8, 9), (12, 0), (12, 1)}  # compute capabilities with 99 KiB of shared memory a program
 
 
 def chunk_plan(keys: int, values: int, dot: torch.dtype, computed: torch.dtype) -> ChunkPlan:
@@ -67,6 +68,11 @@ def chunk_plan(keys: int, values: int, dot: torch.dtype, computed: torch.dtype) 
         exact_gradients=(min(block, 16), _side(values, 32), 8),
         kept=computed,
     )
+
+
+def fitted(plan: ChunkPlan, capability: tuple[int, int]) -> ChunkPlan:
+    """The tiles on a GPU of NVIDIA's: three stages take up to 117 kB of shared memory before Hopper."""
+    return replace(plan, stages=min(plan.stages, 2)) if capability in CRAMPED else plan
 
 
 def _side(size: int, most: int) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from scanforge import dtypes
 from scanforge.chunked_form import MatrixForm
-from scanforge.chunked_plan import ChunkPlan, chunk_plan
+from scanforge.chunked_plan import ChunkPlan, chunk_plan, fitted
 from scanforge.emit.chunk_frame import ChunkForm
 from scanforge.ir.scan import BATCH, TIME
 from scanforge.work import Bounds, Work
@@ -134,6 +134,8 @@ def setting(
         packed=work.bounds is not None,
     )
     plan = chunk_plan(sizes[form.key_axis], sizes[form.value_axis], dot, computed)
+    if chunk.nvidia:
+        plan = fitted(plan, torch.cuda.get_device_capability(like.device))
     if work.bounds is None:
         return Setting(text, form, plan, chunk, axes, sizes, like)
     packing = Packing.of(work.bounds, plan.steps, sizes[TIME])

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import scanforge as sf
+from scanforge import chunked_setting
+from scanforge.chunked_plan import fitted
 from tests.compile.ahead import GFX942, SM80, SM90, SM100, build, resources
 from tests.compile.test_recurrences import different, noting
 from tests.matrix_recurrences import Matrix
@@ -48,7 +50,22 @@ def test_shipped_tiles_do_not_spill(shape, way):
     groups = {"forward": 2, "backward": 3}[way] if shape == "long" else 0  # those of groups of chunks
     assert len(kernels) == {"forward": 3, "backward": 6}[way] + groups
     for launch in kernels[2:] if way == "backward" else kernels:  # both begin with the operands
-        assert resources(build(launch, SM90)).stack == 0, launch.function.__module__
+        kernel = build(launch, SM90)
+        assert resources(kernel).stack == 0, launch.function.__module__
+        assert kernel.metadata.shared <= 232_448
+
+
+@slow
+@each_way
+@pytest.mark.parametrize(("capability", "shared"), [((8, 6), 101_376), ((8, 0), 166_912)], ids=str)
+def test_tiles_fit_into_less_shared_memory(monkeypatch, capability, shared, way):
+    """What stays within Ampere's and Ada's. Kernels for sm_80 are theirs too."""
+    plan = chunked_setting.chunk_plan
+    monkeypatch.setattr(chunked_setting, "chunk_plan", lambda *sizes: fitted(plan(*sizes), capability))
+    launched.cache_clear()
+    kernels = [build(x, SM80) for x in launched(Matrix(keys="tied"), BF16, "128")[way]]
+    launched.cache_clear()
+    assert max(k.metadata.shared for k in kernels) <= shared
 
 
 @slow
