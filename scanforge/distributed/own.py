@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,8 @@ class Own:
         if call.asks_start:
             assert total is not None
             begins = self._segment_start(starts, real, begin, total)
+        if starts is not None and call.entering is None:  # given on some ranks, it is a message of one form
+            call = replace(call, entering=tuple(call.initial))
         return cut(call, starts, real, begins)
 
     def _between(self, starts: Tensor) -> Tensor:
