@@ -29,7 +29,10 @@ class Choice:
 
 
 def choice(text: str, sizes: dict[str, int], options: Options, *, packed: bool) -> Choice:
-    """What forward and backward pass find alike: it follows from the text, K, V, T and the options alone."""
+    """What forward and backward pass find alike: of the text, K, V, T, the options and the machine alone.
+
+    While gradients are suspect, a machine with a GPU has these products only where `lowering` forces them.
+    """
     form = matrix_form(text)
     if isinstance(form, str):
         return Choice(None, form)

@@ -19,11 +19,11 @@ from scanforge.pipeline import Wanted, kernel_adjoint
 from scanforge.plan import Choice
 from scanforge.prepared import prepare
 from scanforge.recurrence import Recurrence
+from scanforge.timing import LARGE
 from scanforge.tuned import BACKWARD, FORWARD, KEEPING, forcing
 from scanforge.validate import SEED, draw
 
 Tensor = torch.Tensor
-LARGE = 1e30  # numbers drawn at random may grow without end; near the end of float32 nothing is compared
 TIMES = 8  # the shipped kernel's own error that another order of sums may have
 ROUNDINGS = 2  # of a result to its dtype
 STEPS = 64  # roundings of fp32 that steps may add

@@ -29,14 +29,17 @@ each_way = pytest.mark.parametrize("way", ["forward", "backward"])
 
 @cache
 def launched(matrix: Matrix, dtype: torch.dtype, shape: str, *, reset: bool = False):
+    """The same of a shape by name, once for all tests."""
+    return launches(matrix, dtype, SHAPES[shape], reset=reset)
+
+
+def launches(matrix: Matrix, dtype: torch.dtype, sizes: dict[str, int], *, reset: bool = False):
     """The kernels that the forward and the backward pass of a call launch, all gradients wanted."""
     small = matrix.draw(dtype, **dict.fromkeys("bthkv", 1))
     axes = {n: getattr(matrix.recurrence(), n).axes for n in small}
-    tensors = {
-        n: torch.empty([SHAPES[shape][a] for a in axes[n]], dtype=dtype).requires_grad_() for n in small
-    }
+    tensors = {n: torch.empty([sizes[a] for a in axes[n]], dtype=dtype).requires_grad_() for n in small}
     with noting() as noted:
-        starts = torch.zeros(SHAPES[shape]["b"], SHAPES[shape]["t"], dtype=torch.bool) if reset else None
+        starts = torch.zeros(sizes["b"], sizes["t"], dtype=torch.bool) if reset else None
         y = sf.scan(matrix.recurrence(), **tensors, reset=starts, backend="triton", lowering="chunked")
         forward = len(noted)
         torch.autograd.grad(y, list(tensors.values()), torch.empty_like(y))

@@ -12,10 +12,9 @@ import re
 import pytest
 import torch
 
-import scanforge as sf
 from scanforge import chunked_setting
 from tests.compile.ahead import SM90, build
-from tests.compile.test_recurrences import different, noting
+from tests.compile.test_chunked import SHAPES, launches
 from tests.matrix_recurrences import Matrix
 
 pytestmark = pytest.mark.compile
@@ -27,7 +26,7 @@ ODD = {
     "k": 100,
     "v": 72,
 }  # no row is of whole vectors: threads store what they load
-EVEN = {"b": 8, "t": 2048, "h": 16, "k": 128, "v": 128}
+EVEN = SHAPES["128"]
 FORMS = [
     Matrix(keys="tied"),
     Matrix(decay="on values"),
@@ -68,15 +67,8 @@ def waits(line: str, stored: dict[str, int], begin: int) -> bool:
 
 def kernels(matrix: Matrix, sizes: dict[str, int], *, reset: bool = False):
     """All that both passes launch."""
-    small = matrix.draw(torch.bfloat16, **dict.fromkeys("bthkv", 1))
-    axes = {n: getattr(matrix.recurrence(), n).axes for n in small}
-    given = {n: torch.empty([sizes[a] for a in axes[n]], dtype=torch.bfloat16) for n in small}
-    given = {n: x.requires_grad_() for n, x in given.items()}
-    starts = torch.zeros(sizes["b"], sizes["t"], dtype=torch.bool) if reset else None
-    with noting() as noted:
-        y = sf.scan(matrix.recurrence(), **given, reset=starts, backend="triton", lowering="chunked")
-        torch.autograd.grad(y, list(given.values()), torch.empty_like(y))
-    return different(noted)
+    found = launches(matrix, torch.bfloat16, sizes, reset=reset)
+    return found["forward"] + found["backward"]
 
 
 @pytest.mark.parametrize("sizes", [ODD, pytest.param(EVEN, marks=slow)], ids=["odd", "even"])

@@ -13,6 +13,7 @@ import scanforge as sf
 from scanforge import laws
 from scanforge.ir.scan import load_operator
 from scanforge.trace import Signature, trace
+from tests.broken import Half
 from tests.subprocesses import ROOT, run_python
 
 INF = math.inf
@@ -51,19 +52,6 @@ def affine(combine=None, a_identity: float = 1.0, b_identity: float = 0.0):
             return self.a * h + self.b
 
     return Broken
-
-
-class Half(sf.Operator):
-    """Requirement 3: `0.5 * carry + new` as combine."""
-
-    x = sf.Element(identity=0.0)
-    h = sf.State()
-
-    def combine(self, later):
-        return Half(x=0.5 * self.x + later.x)
-
-    def apply(self, h):
-        return 0.5 * h + self.x
 
 
 class Naive(sf.Operator):
