@@ -168,12 +168,6 @@ def prefixes(
     return namedtuple(f"{declared.name}Prefixes", declared.tensor_names())(*call.outputs(outputs))
 
 
-def _suspect(call: Prepared) -> bool:
-    given = [x for x in (*call.inputs, *call.initial) if x.is_floating_point()]
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    return learns and call.device.type == "cuda" and any(x.element_size() == 2 for x in given)
-
-
 def run_prepared(
     call: Prepared, options: Options, backend: str | None, lowering: str | None
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -182,7 +176,7 @@ def run_prepared(
     chosen = choose(backend, call.device, name)
     options = replace(options, lowering=lowering_of(lowering, chosen, name), backend=chosen)
     if options.lowering == "chunked":
-        chunked_choice.check(name, call.text, packed=call.packed is not None, suspect=_suspect(call))
+        chunked_choice.check(name, call.text, packed=call.packed is not None)
     if 0 in call.sizes.values():  # no kernel has anything to do, and sums over nothing are 0
         chosen, options = "reference", replace(options, lowering="", backend="reference")
     inputs, initial = list(call.inputs), list(call.initial)

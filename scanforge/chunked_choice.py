@@ -16,9 +16,6 @@ from scanforge.plan import Plan
 SHORT = 64  # steps that fill one chunk
 WIDEST = 512  # keys of which a program holds the state
 
-# Until the kernels of gradients, with the fences of now, have passed on a GPU: docs/dev/lab-notes.md
-SUSPECT = "its gradients of 16-bit inputs were wrong on a GPU for some sizes"
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -29,10 +26,7 @@ class Choice:
 
 
 def choice(text: str, sizes: dict[str, int], options: Options, *, packed: bool) -> Choice:
-    """What forward and backward pass find alike: of the text, K, V, T, the options and the machine alone.
-
-    While gradients are suspect, a machine with a GPU has these products only where `lowering` forces them.
-    """
+    """What forward and backward pass find alike: of the text, K, V, T and the options alone."""
     form = matrix_form(text)
     if isinstance(form, str):
         return Choice(None, form)
@@ -40,7 +34,7 @@ def choice(text: str, sizes: dict[str, int], options: Options, *, packed: bool) 
         return Choice(None, f"lowering={options.lowering!r} is forced")
     reason = why_not(form, packed=packed)
     if not reason and not options.lowering:
-        reason = not_worth(form, sizes, options.dtype) or (SUSPECT if torch.cuda.is_available() else "")
+        reason = not_worth(form, sizes, options.dtype)
     return Choice(None, reason) if reason else Choice(form, _why(form, sizes, options))
 
 
@@ -79,13 +73,10 @@ def not_worth(form: MatrixForm, sizes: dict[str, int], computed: torch.dtype) ->
     return f"{sizes[TIME]} steps are less than a chunk of {SHORT}" if sizes[TIME] < SHORT else ""
 
 
-def check(name: str, text: str, *, packed: bool, suspect: bool = False) -> None:
-    """Raise ArgumentError where lowering="chunked" is asked for and does not apply.
-
-    `suspect` are calls of 16-bit inputs on a GPU that want gradients.
-    """
+def check(name: str, text: str, *, packed: bool) -> None:
+    """Raise ArgumentError where lowering="chunked" is asked for and does not apply."""
     form = matrix_form(text)
-    reason = form if isinstance(form, str) else why_not(form, packed=packed) or SUSPECT * suspect
+    reason = form if isinstance(form, str) else why_not(form, packed=packed)
     if reason:
         raise ArgumentError(
             f"{name}: lowering='chunked' does not apply, since {reason}. Write lowering='ordered_tile' or "

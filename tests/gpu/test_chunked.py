@@ -13,17 +13,11 @@ import torch
 from torch import Tensor
 
 import scanforge as sf
-from scanforge import chunked_choice
 from tests.matrix_recurrences import Matrix
 from tests.recurrence_declarations import HGRN2
 from tests.tolerances import assert_close, err
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def though_suspect(monkeypatch):
-    monkeypatch.setattr(chunked_choice, "SUSPECT", "")
 
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from triton.runtime import interpreter
 
 import scanforge as sf
-from scanforge import chunked_choice, chunked_plan, chunked_work
+from scanforge import chunked_plan, chunked_work
 from tests.catalogue import chance, generator
 from tests.kernels import LAYOUTS, guarded
 from tests.matrix_recurrences import EVERY, KEYS, READS, Matrix
@@ -29,11 +29,6 @@ ALL = [*dict.fromkeys(EVERY), *(Matrix(decay="on values", read=r) for r in ("bef
 LARGE = {"b": 1, "h": 1, "t": 70, "k": 16, "v": 17}
 # The interpreter cuts what it stores in bfloat16 instead of rounding it: operands of products, then outputs.
 CUT = 1.3e-2
-
-
-@pytest.fixture(autouse=True)
-def chosen_beside_a_gpu_too(monkeypatch):
-    monkeypatch.setattr(chunked_choice, "SUSPECT", "")
 
 
 def results(recurrence, tensors, initial, **options):
