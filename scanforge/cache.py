@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from functools import lru_cache
 from hashlib import sha256
+from importlib import util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +40,20 @@ def load_kernel_module(source: str) -> ModuleType:
     if _read(path) != source:
         _write(path, source)
     return _module(name, str(path), source)
+
+
+def load_kernel(source: str) -> Any:
+    """The function of a kernel's text, to launch; without Triton, where nothing is launched, the text."""
+    return load_kernel_module(source).kernel if util.find_spec("triton") else source
+
+
+def kernel_text(function: Any) -> str:
+    """The text that such a function was made from."""
+    return (
+        function
+        if isinstance(function, str)
+        else "".join(linecache.getlines(function.fn.__code__.co_filename))
+    )
 
 
 def _module(name: str, file: str, source: str) -> ModuleType:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from scanforge import tape
-from scanforge.cache import load_kernel_module
+from scanforge.cache import load_kernel
 from scanforge.chunked_setting import Setting
 from scanforge.chunked_swap import kernel_form
 from scanforge.chunked_vjp import WayBack, way_back
@@ -38,7 +38,7 @@ class Operands:
 @lru_cache(maxsize=4096)
 def kernel(source: str) -> Any:
     """The function to launch."""
-    return load_kernel_module(source).kernel
+    return load_kernel(source)
 
 
 @lru_cache(maxsize=4096)

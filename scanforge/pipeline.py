@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 from typing import Any
 
-import torch
-
-from scanforge import dtypes
 from scanforge.adjoint import Adjoint, adjoint, full_adjoint
-from scanforge.cache import load_kernel_module, load_module
+from scanforge.cache import load_kernel, load_module
 from scanforge.compose import carry, on_itself
 from scanforge.declare import Operator, declaration
 from scanforge.emit import block, ordered_tile
@@ -28,11 +24,11 @@ from scanforge.ir.builder import Builder
 from scanforge.ir.program import Program
 from scanforge.ir.scan import TIME, Leaf, Output, Scan, before, dump, load
 from scanforge.laws import ensure
-from scanforge.plan import Inside, composes, held_plan, keep_plan
+from scanforge.plan import Inside, composes
 from scanforge.prune import drop_unread_inputs
 from scanforge.recurrence import Recurrence
 from scanforge.schedule import settled, stages, step_program, whole_axes
-from scanforge.tile import Composed, tile_plan
+from scanforge.tile import Composed
 from scanforge.trace import Signature, Traced, trace
 from scanforge.trace_recurrence import Call, trace_recurrence
 from scanforge.waves import SLOW
@@ -127,7 +123,7 @@ def forward_kernel(text: str, form: Form) -> tuple[Kernel, Any]:
         else ordered_tile.forward_kernel(scan, form, _composition(scan, form))
     )
     # Triton text -> module on disk
-    return kernel, load_kernel_module(kernel.source).kernel
+    return kernel, load_kernel(kernel.source)
 
 
 def _composition(scan: Scan, form: Form) -> Composition | None:
@@ -172,7 +168,7 @@ def backward_kernel(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, Any]
         else ordered_tile.backward_kernel(adjoint_scan, step, scan, form, _composition(adjoint_scan, form))
     )
     # Triton text -> module on disk
-    return kernel, load_kernel_module(kernel.source).kernel
+    return kernel, load_kernel(kernel.source)
 
 
 @lru_cache(maxsize=4096)
@@ -226,42 +222,7 @@ def backward_aggregate(text: str, wanted: Wanted, form: Form) -> tuple[Kernel, A
     emitter = block if form.whole else ordered_tile
     kernel = emitter.backward_kernel(aggregate, step_program(aggregate), scan, form)
     # Triton text -> module on disk
-    return kernel, load_kernel_module(kernel.source).kernel
-
-
-def kernel_source(
-    text: str, which: str, sizes: dict[str, int], dtype: torch.dtype, computed: torch.dtype
-) -> str:
-    """The text of the ordered-tile kernel that contiguous tensors of this dtype would run, for people."""
-    scan, inside = load(text), inside_axes(text)
-    down, steps = which == "backward", sizes[TIME]
-    spacing = keep_plan(scan, sizes, inside, 0, "", split=True).spacing
-    held = held_plan(inside, sizes, steps, backward=down)
-    lanes = [a for a in scan.lanes if a not in held.axes]
-    items = (dtype.itemsize,) * len(scan.inputs)
-    count = prod(sizes[a] for a in lanes)
-    tile = tile_plan(steps, count, 1, items, backward=down, rows=spacing if down else 0)
-    form = Form(
-        rows=spacing if down else held.rows if held.axes else tile.rows,
-        outer=max(len(lanes) - 1, 0),
-        float_type=dtypes.name(computed),
-        int_type="int64",
-        inner=tuple(lanes[-1:]),
-        grid=tuple((a,) for a in lanes[:-1]),
-        held=held.axis,
-        entries=held.entries,
-        together=held.together,
-        whole=held.whole,
-        sizes=held.sizes,
-    )
-    emitter: Any = block if form.whole else ordered_tile
-    derived = full_adjoint(scan)
-    kernel: Kernel = (
-        emitter.backward_kernel(derived.scan, derived.step, scan, form)
-        if down
-        else emitter.forward_kernel(scan, form)
-    )
-    return kernel.source
+    return kernel, load_kernel(kernel.source)
 
 
 @lru_cache(maxsize=4096)

@@ -195,10 +195,13 @@ class Recorder(TorchDispatchMode):
             given, named = (), {}
         tape.steps.append(Op(run, name, given, named, (*indices(self._noted(made)),), roots))
 
-    def launched(self, launch: Launch) -> None:
-        """Note a launch that has happened."""
-        args, constants = self._noted(launch.args), launch.constants
-        self.tapes[-1].steps.append(Launch(launch.function, launch.compiled, launch.grid, args, constants))
+    def launch(
+        self, function: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any]
+    ) -> None:
+        """Launch a kernel, and note it."""
+        with _disable_current_modes():  # what a launcher does to tensors is its own business
+            compiled = function[grid](*args, **constants)
+        self.tapes[-1].steps.append(Launch(function, compiled, grid, self._noted(tuple(args)), constants))
 
     def _noted(self, value: Any) -> Any:
         """The value with Refs for tensors, and tuples for lists."""
@@ -219,12 +222,37 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-_NOW: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+@dataclass(slots=True)
+class Listing:
+    """Launches noted instead of made, with tensors that need no memory."""
+
+    launches: list[Launch] = field(default_factory=list)
+
+    def launch(
+        self, function: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any]
+    ) -> None:
+        """Note what would be launched."""
+        self.launches.append(Launch(function, None, grid, tuple(args), constants))
+
+
+_NOW: ContextVar[Recorder | Listing | None] = ContextVar("recorder", default=None)
 
 
 def recording() -> Recorder | None:
     """The recorder that watches, if one does."""
-    return _NOW.get()
+    found = _NOW.get()
+    return found if isinstance(found, Recorder) else None
+
+
+@contextmanager
+def listed() -> Iterator[list[Launch]]:
+    """The launches of what runs inside, none of which is made."""
+    listing = Listing()
+    token = _NOW.set(listing)
+    try:
+        yield listing.launches
+    finally:
+        _NOW.reset(token)
 
 
 @contextmanager
@@ -248,10 +276,8 @@ def watched(recorder: Recorder) -> Iterator[None]:
 
 def launch(function: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any]) -> None:
     """Launch a kernel of Triton's, on the current device and stream."""
-    recorder = _NOW.get()
-    if recorder is None:
+    watcher = _NOW.get()
+    if watcher is None:
         function[grid](*args, **constants)
-        return
-    with _disable_current_modes():  # what a launcher does to tensors is its own business
-        compiled = function[grid](*args, **constants)
-    recorder.launched(Launch(function, compiled, grid, tuple(args), constants))
+    else:
+        watcher.launch(function, grid, args, constants)

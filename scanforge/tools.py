@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from scanforge import dtypes
+from scanforge import chunked_choice, dtypes, listing
 from scanforge.adjoint import full_adjoint
 from scanforge.backend import LOWERINGS, lowering_of
 from scanforge.declare import Operator
 from scanforge.emit.reference import module
 from scanforge.errors import ArgumentError
 from scanforge.example import SMALL, USUAL, Shapes, example
-from scanforge.pipeline import kernel_source
 from scanforge.recurrence import Recurrence, declared_of
 from scanforge.report import show_report
 from scanforge.show.explanation import Explanation, explanation
@@ -105,8 +104,9 @@ def source(
 ) -> str:
     """The generated code, "forward" or "backward": a module that runs on its own.
 
-    `backend` is "reference" (PyTorch, the default here) or "triton"; the kernel is that for tensors of
-    `dtype`, and of these shapes or sizes of axes.
+    `backend` is "reference" (PyTorch, the default here) or "triton". Kernels are those that a call launches
+    for contiguous tensors of `dtype`, of these shapes or sizes of axes: "forward" without gradients,
+    "backward" with all of them; several are numbered in the order of launch. They need no GPU to be shown.
 
     Example:
         >>> import scanforge as sf
@@ -123,7 +123,10 @@ def source(
     form = lowering_of(lowering, chosen, name)
     found = example(operator, shapes, sizes, USUAL)
     if chosen == "triton":
-        return kernel_source(found.traced.text, which, found.sizes, typed, dtypes.computed([typed]))
+        text = found.traced.text
+        if form == "chunked":
+            chunked_choice.check(name, text, packed=False)
+        return listing.source(text, which, found.sizes, typed, form)
     scan = found.traced.scan
     return module(full_adjoint(scan).scan if which == "backward" else scan, form or "loop")
 

@@ -38,7 +38,7 @@ def spoilt(source: str, function: str) -> str:
 
 
 @contextmanager
-def code(change: Callable[[str], str], loader: str = "load_kernel_module") -> Iterator[None]:
+def code(change: Callable[[str], str], loader: str = "load_kernel") -> Iterator[None]:
     """What is generated meanwhile goes through `change` before it is loaded."""
     load = getattr(pipeline, loader)
     with pytest.MonkeyPatch.context() as patch:

@@ -66,7 +66,7 @@ DOT = tl.constexpr(tl.{dot_type})
 NVIDIA = tl.constexpr({nvidia})
 PRECISION = tl.constexpr("{precision}")
 INTERPRETED = tl.constexpr({interpreted})
-FENCED = tl.constexpr({fenced})
+FENCED = tl.constexpr({fenced})  # True where tensor cores read shared memory by themselves, from Hopper on
 '''
 
 PRODUCT = '''
