@@ -11,6 +11,7 @@ import torch
 from scanforge import dtypes, segments
 from scanforge.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from scanforge.ir.scan import TIME
+from scanforge.packed import has_values
 from scanforge.prepared import Prepared
 
 Tensor = torch.Tensor
@@ -180,8 +181,7 @@ def _from_lengths(call: Prepared, lengths: Any, begin: int, steps: int) -> Tenso
     if tuple(lengths.shape) != shape:
         raise ShapeError(f"{where} has shape {tuple(lengths.shape)}, expected {shape}, the batch axes.")
     _check_device(call, "lengths", lengths)
-    looks = not lengths.is_cuda and not torch.compiler.is_compiling()  # a GPU's would have to be waited for
-    if looks and ((lengths < 0) | (lengths > steps)).any():
+    if has_values(lengths) and ((lengths < 0) | (lengths > steps)).any():
         raise ArgumentError(
             f"{where} is {lengths.tolist()}, expected numbers from 0 to the {steps} steps of the tensors: "
             "write how many steps of each sequence are real."

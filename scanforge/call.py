@@ -142,6 +142,11 @@ def check_tensor(owner: str, leaf: Leaf | Named, tensor: Any, shape: str = "(bat
 
 
 def _check_dense(where: str, name: str, tensor: Tensor) -> None:
+    if tensor.is_nested:
+        raise ArgumentError(
+            f"{where} is a nested tensor, expected a dense one: write {name}.to_padded_tensor(0.0), and "
+            "lengths=torch.tensor([...])."
+        )
     if tensor.layout != torch.strided:
         raise ArgumentError(
             f"{where} has layout {tensor.layout}, expected a dense tensor: write {name}.to_dense()."
@@ -194,7 +199,9 @@ def _broadcast(declared: Declaration, tensors: Mapping[str, Tensor], rank: int) 
     names = declared.tensor_names()
     whole = []
     for d in range(rank):
-        sizes = [size for n in names if (size := tensors[n].shape[d]) != 1]
+        sizes = [tensors[n].shape[d] for n in names]
+        if any(size != sizes[0] for size in sizes):  # a size that all share may be a symbol, of 1 or more
+            sizes = [size for size in sizes if size != 1]
         if any(size != sizes[0] for size in sizes):
             shapes = ", ".join(f"{n} {tuple(tensors[n].shape)}" for n in names)
             met = sorted({int(size) for size in sizes})
@@ -203,7 +210,7 @@ def _broadcast(declared: Declaration, tensors: Mapping[str, Tensor], rank: int) 
                 f"{met} meet: {shapes}. Give them equal sizes there, or size 1 for one that is "
                 "shared."
             )
-        whole.append(sizes[0] if sizes else 1)
+        whole.append(sizes[0])
     return tuple(whole)
 
 

@@ -111,9 +111,7 @@ class _ScanFunction(torch.autograd.Function):
         ctx.save_for_forward(*tensors, *output[: len(scan.outputs)], *output[shown:])
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Tensor
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    def vmap(info: Any, in_dims: Any, call: Call, *tensors: Tensor) -> tuple[tuple[Tensor, ...], Any]:
         first = [x if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims[1:], strict=True)]
         flags = tuple(d is not None for d in in_dims[1:])
         n = call.inputs
@@ -222,6 +220,8 @@ def _tangents(call: Call, saved: list[Tensor], tangents: list[Tensor | None]) ->
         tuple(dtypes.name(x.dtype) for x in initial),
     )
     given = dict(zip((i.name for i in scan.inputs), inputs, strict=True))
+    shown = dict(zip((o.name for o in scan.outputs), results, strict=False))
+    given |= {name: shown[output] for output, name in derived.sizes}
     given |= {name: of_input[i] for i, name in derived.inputs}
     if derived.states_before:
         states, _ = apply(pipeline.states_before(call.text), inputs, initial, call.options, call.bounds)
@@ -229,14 +229,14 @@ def _tangents(call: Call, saved: list[Tensor], tangents: list[Tensor | None]) ->
         given |= {name: by_state[state] for state, name in derived.states_before}
     named = dict(derived.states)
     seeds = [_seed(of_state[state], start[state]) for state in named]
-    shown, ends = apply(
+    slopes, ends = apply(
         derived.text, [given[i.name] for i in derived.scan.inputs], seeds, call.options, call.bounds
     )
-    moved = dict(zip((o.name for o in derived.scan.outputs), shown, strict=True))
+    moved = dict(zip((o.name for o in derived.scan.outputs), slopes, strict=True))
     of_output, final = dict(derived.outputs), dict(zip(named, ends, strict=True))
-    shown_tangents = [moved.get(of_output.get(o.name, "")) for o in scan.outputs]
     rest = len(results) - len(scan.outputs)
-    return (*shown_tangents, *(final.get(s.name) for s in scan.states), *((None,) * rest))
+    by_output = (moved.get(of_output.get(o.name, "")) for o in scan.outputs)
+    return (*by_output, *(final.get(s.name) for s in scan.states), *((None,) * rest))
 
 
 def _seed(cotangent: Tensor | None, x0: Tensor) -> Tensor:

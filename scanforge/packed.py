@@ -7,6 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch._C._functorch import is_batchedtensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from scanforge.declare import Declaration
 from scanforge.errors import ArgumentError, DeviceError, ShapeError
@@ -17,13 +19,16 @@ Tensor = torch.Tensor
 Run = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 
 
+def has_values(x: Tensor) -> bool:
+    """Whether numbers can be looked at: for a GPU's one would wait, and in a trace or vmap there are none."""
+    traced = torch.compiler.is_compiling() or is_batchedtensor(x) or isinstance(x, FakeTensor)
+    return not (x.is_cuda or x.is_meta or traced)
+
+
 def check_bounds(
     declared: Declaration | Fused, cu_seqlens: Any, steps: int, batch: Sequence[int], device: torch.device
 ) -> Tensor:
-    """The bounds of packed sequences: 0, then where each ends.
-
-    A GPU's are not looked at, for that would wait; nor are a compiler's, which have no values.
-    """
+    """The bounds of packed sequences: 0, then where each ends."""
     where = f"{declared.name}: cu_seqlens"
     write = "write cu_seqlens=torch.tensor([0, 5, 9]) for sequences of 5 and of 4 steps"
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in {torch.int32, torch.int64}:
@@ -40,7 +45,12 @@ def check_bounds(
             f"{where} packs sequences into a batch of one, and the batch is {tuple(batch)}: put them "
             f"behind each other in time, in tensors of shape (1, {steps}, ...)."
         )
-    if not cu_seqlens.is_cuda and not torch.compiler.is_compiling():
+    if is_batchedtensor(cu_seqlens):
+        raise ArgumentError(
+            f"{where} is mapped by vmap, and one call has one set of bounds: write in_dims=None for it, or "
+            "pack the sequences of all of them into one call."
+        )
+    if has_values(cu_seqlens):
         ends = cu_seqlens.tolist()
         if ends[0] != 0 or ends[-1] != steps or any(b < a for a, b in pairwise(ends)):
             raise ArgumentError(

@@ -23,6 +23,7 @@ class Tangent:
     scan: Scan
     states_before: tuple[tuple[str, str], ...]  # primal state -> input of the tangent scan
     inputs: tuple[tuple[str, str], ...]  # primal input -> input, its tangent
+    sizes: tuple[tuple[str, str], ...]  # primal output -> input of its shape, where an axis has no other
     outputs: tuple[tuple[str, str], ...]  # primal output -> output, its tangent
     states: tuple[tuple[str, str], ...]  # primal state -> state, its tangent
 
@@ -53,6 +54,7 @@ def tangent(
         load(back),
         tuple((state, name) for state, name in down.states_before if name in read),
         tuple((i, seen[g]) for i, g in down.gradients if g in seen),
+        tuple((output, name) for output, name in down.cotangents if name in read),
         tuple((output, shown[name]) for output, name in down.cotangents if name in shown),
         tuple((state, mu[name]) for state, name in down.initial if name in mu),
     )

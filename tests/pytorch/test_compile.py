@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
+from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 import scanforge as sf
@@ -90,6 +91,36 @@ def test_req41_one_graph_for_all_lengths_and_batches(which, backend):
         x = drawn(batch, steps, 4).requires_grad_()
         assert_equal_to_eager(function, x, backend=backend, compiled=compiled)
     assert len(counter.graphs) == 3
+
+
+RECIPE = [(batch, steps) for batch in (3, 1) for steps in (100, 101, 257, 1000, 1)]
+SCANS = {
+    "operator": lambda x: sf.scan(AFFINE, a=x.sigmoid(), b=x),
+    "recurrence": lambda x: sf.scan(Decay, x=x, w=torch.ones_like(x[0, 0])),
+}
+
+
+def graphs(function) -> int:
+    """How many graphs the calls of requirement 41 make."""
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = full(function, counter)
+    for batch, steps in RECIPE:
+        x = drawn(batch, steps, 4)
+        assert torch.equal(compiled(x), function(x))
+    return len(counter.graphs)
+
+
+@pytest.mark.parametrize("function", SCANS.values(), ids=SCANS)
+def test_req41_a_size_of_1_costs_what_it_costs_torch_s_own_ops(function):
+    """torch makes a graph for each way in which sizes of inputs are 1, before it meets any op."""
+    assert graphs(function) == graphs(lambda x: x.cumsum(1)) == 4
+
+
+@pytest.mark.parametrize("function", SCANS.values(), ids=SCANS)
+def test_req41_one_graph_for_every_size_where_torch_does_not_single_out_1(function):
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        assert graphs(function) == 1
 
 
 @every_call
@@ -306,6 +337,20 @@ class TestMistakes:
     def test_names_what_is_wrong(self, call, words):
         with pytest.raises(Exception, match=words):
             full(call)(drawn(2, 5, 4))
+
+
+@pytest.mark.parametrize("device", ["fake", "meta"])
+@pytest.mark.parametrize("option", ["none", "lengths", "cu_seqlens"])
+def test_tensors_without_numbers(device, option):
+    """As tools have them that estimate memory: shapes come out, and gradients."""
+    place = FakeTensorMode() if device == "fake" else torch.device("meta")
+    given = {"lengths": [9], "cu_seqlens": [0, 4, 9]}.get(option)
+    with place:
+        x = torch.empty(1, 9, 3, requires_grad=True)
+        options = {} if given is None else {option: torch.tensor(given)}
+        y, h = sf.scan(AFFINE, a=x, b=x, return_final_state=True, **options)
+        (y.sum() + h.sum()).backward()
+    assert (y.shape, h.shape[1:], x.grad.shape) == (x.shape, (3,), x.shape)
 
 
 def test_under_vmap_and_grad():

@@ -113,6 +113,20 @@ class TestVmap:
             for x, y in zip((states[k], finals[k]), scan(a[k], b[k]), strict=True):
                 assert torch.equal(x, y)
 
+    @pytest.mark.parametrize("option", ["reset", "mask", "lengths"])
+    def test_of_an_option(self, option):
+        """Samples that are padded or begin anew at steps of their own."""
+        a, b = drawn(2, 5, 3).sigmoid(), drawn(2, 5, 3)
+        given = torch.tensor([[1, 2], [0, 5]]) if option == "lengths" else drawn(2, 2, 5, seed=2) > 0
+        got = vmap(lambda x: sf.scan(AFFINE, a=a, b=b, **{option: x}))(given)
+        for k in range(2):
+            assert torch.equal(got[k], sf.scan(AFFINE, a=a, b=b, **{option: given[k]}))
+
+    def test_of_bounds_is_refused(self):
+        a, bounds = drawn(1, 9, 3), torch.tensor([[0, 4, 9], [0, 2, 9]])
+        with pytest.raises(sf.ArgumentError, match="is mapped by vmap"):
+            vmap(lambda x: sf.scan(AFFINE, a=a, b=a, cu_seqlens=x))(bounds)
+
     def test_ensemble_of_layers(self):
         """Weights stacked, as torch.func's ensembles are."""
 

@@ -62,6 +62,16 @@ TENSORS = {
     ),
     "array": (affine(a=numpy.ones((2, 5, 3))), sf.ArgumentError, ["Affine.a", "ndarray", "torch.as_tensor"]),
     "None": (affine(b=None), sf.ArgumentError, ["Affine.b got nothing", "torch.Tensor"]),
+    "nested": (
+        affine(a=torch.nested.nested_tensor([x[0], x[1, :3]])),
+        sf.ArgumentError,
+        ["Affine.a is a nested tensor", "a.to_padded_tensor(0.0)", "lengths="],
+    ),
+    "jagged": (
+        affine(a=torch.nested.nested_tensor([x[0], x[1, :3]], layout=torch.jagged)),
+        sf.ArgumentError,
+        ["Affine.a is a nested tensor", "lengths="],
+    ),
     "sparse": (affine(a=x.to_sparse()), sf.ArgumentError, ["Affine.a", "sparse_coo", "a.to_dense()"]),
     "dim too large": (affine(dim=3), sf.ShapeError, ["Affine", "dim=3", "rank 3", "-3 to 2"]),
     "dim too small": (affine(dim=-4), sf.ShapeError, ["dim=-4", "rank 3"]),
