@@ -57,7 +57,10 @@ def is_plain() -> bool:
 
 def key_of(head: list[Any], values: Iterable[Any], tensors: list[Tensor]) -> Key | None:
     """The values as a key, and the tensors among them; None if one compares in no plain way."""
-    modes = torch._C._is_any_autocast_enabled(), torch.is_inference_mode_enabled()
+    modes = (
+        torch._C._is_any_autocast_enabled(), torch.is_inference_mode_enabled(),
+        torch._C._get_deterministic_algorithms(),
+    )  # fmt: skip
     key = [*head, *modes, torch.get_float32_matmul_precision()]
     try:
         return tuple(key) if _add(key, values, tensors) else None

@@ -126,7 +126,7 @@ def along_values(call: Setting, scan: Scan, inputs: dict[str, View], part: str) 
 def nothing(call: Setting) -> View:
     """A tensor of 0 over all axes."""
     shape = tuple(call.sizes[a] for a in call.axes)
-    zero = call.like.new_zeros(1, dtype=call.dot)
+    zero = call.like.new_full((), 0.0, dtype=call.dot)
     return View(zero, 0, shape, (0,) * len(shape), (False,) * len(shape))
 
 

@@ -139,7 +139,7 @@ def walk(
     of_groups = [
         States(x, x.stride()[: len(call.lanes)], 1, plan.padded, values * plan.padded) for x in (last, first)
     ]
-    zero = States(call.like.new_zeros(1, dtype=call.computed), (0,) * len(call.lanes), 0, 0)
+    zero = States(call.like.new_full((), 0.0, dtype=call.computed), (0,) * len(call.lanes), 0, 0)
     local = replace(alone, shown=False, stored=False, totals=True)
     _walk(call, made, local, {"given": given}, zero, of_groups[0], [totals], groups)
     found: list[Found] = [(BEGIN, begin, ""), (END, end, "")]

@@ -4,13 +4,18 @@
         if current_device() != 0:
             return on_device(0, replay, t0, t1)
         stream = stream_of(0)
-        t2 = empty_strided((8, 2048, 64), (131072, 64, 1), dtype=dtype0, device=device0)
-        run0(64, 1, 1, stream, function0, packed0, None, None, None, t0.data_ptr(), t1.data_ptr(), ...)
+        t2 = empty((8, 2048, 64), (131072, 64, 1), dtype_0)
+        rooms0 = empty((1048576,), (1,), dtype_1)
+        p_t0, p_rooms0 = t0.data_ptr(), rooms0.data_ptr()
+        run_0(64, 1, 1, stream, function_0, packed_0, None, None, None, p_t0, p_rooms0, p_rooms0 + 4096, ...)
+        run_1(64, 1, 1, stream, function_1, packed_1, None, None, None, p_t0 + 64, p_rooms0, ...)
+        del rooms0
         return t2
 
 Pointers are numbers, so that a launcher asks no tensor for its own; views that only gave a kernel its
-pointer are gone, and what is made here goes after its last use. The text depends on shapes, strides and
-dtypes, and on the alignment of what is given.
+pointer are gone, and what is made here goes after its last use. Rooms that kernels alone look at share
+memory (workspace.py). The text depends on shapes, strides and dtypes, and on the alignment of what
+is given.
 """
 
 from __future__ import annotations
@@ -18,13 +23,17 @@ from __future__ import annotations
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
 
+from scanforge.lean import lean, touched
 from scanforge.tape import EMPTY, ZEROS, Launch, Op, Ref, Step, Tape, indices
+from scanforge.workspace import pieces
 
 Tensor = torch.Tensor
 
@@ -33,7 +42,11 @@ _METHODS = frozenset({
     "add_", "as_strided", "copy_", "cumsum", "expand", "fill_", "flip", "ne", "permute", "squeeze", "sum",
     "unsqueeze", "zero_",
 })  # fmt: skip
-_NAME = re.compile(r"\bt[0-9]+\b")
+_NAME = re.compile(r"\b(?:t|rooms)[0-9]+\b")
+_QUICK = {  # what Inductor's text calls, on the current device: without parsing, without dispatch
+    "cpu": torch._C._dynamo.guards._empty_strided_cpu,  # type: ignore[attr-defined]
+    "cuda": torch._C._dynamo.guards._empty_strided_cuda,  # type: ignore[attr-defined]
+}
 _CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype})
 
 
@@ -54,19 +67,28 @@ def constant(value: float | bool, dtype: torch.dtype, device: torch.device, infe
 
 class _Writer:
     def __init__(self, tape: Tape) -> None:
-        self.tape, self.steps = tape, tape.live()
+        self.tape = lean(tape)
+        self.steps = self.tape.steps
         self.names: dict[str, Any] = {"empty_strided": torch.empty_strided}
         self.bound: dict[int, str] = {}
+        self.device = next((x.device for x in tape.tensors if x.device.type != "cpu"), torch.device("cpu"))
         self.constants = self._constants()
         self.whole = self._whole()
-        self.lines: list[str] = []
+        self.launches = [s for s in self.steps if isinstance(s, Launch) and s.compiled is not None]
+        self.pieces = dict(zip(_rooms(), pieces(self.tape), strict=False))
+        self.rooms = {i: (name, at) for name, p in self.pieces.items() for i, at in p.offsets.items()}
+        self.often = {i for i, n in self._addressed().items() if n > 1}
+        self.lines: list[tuple[str, set[str]]] = []  # and the tensors that they look at
 
     def function(self) -> Callable[..., Any]:
-        for step in self.steps:
+        for k, step in enumerate(self.steps):
+            for name, piece in self.pieces.items():
+                if k == piece.room.first:
+                    self._add(f"{name} = {self._empty((piece.room.size,), (1,), torch.uint8, self.device)}")
             if isinstance(step, Launch):
-                self.lines.append(self._launch(step))
-            elif not any(i in self.constants for i in step.made):
-                self.lines += [line for line in [self._op(step)] if line]
+                self._launch(step)
+            elif not any(i in self.constants or i in self.rooms for i in step.made):
+                self._add(self._op(step))
         given = ", ".join(f"t{i}" for i in range(self.tape.given))
         body = [*self._head(given), *self._let_go(), f"return {self._text(self.tape.returned)}"]
         text = f"def replay({given}):\n" + "".join(f"    {line}\n" for line in body)
@@ -76,25 +98,26 @@ class _Writer:
         replay.__doc__ = text
         return replay
 
+    def _add(self, line: str, looked_at: Iterator[str] | tuple[str, ...] = ()) -> None:
+        if line:
+            self.lines.append((line, {*_NAME.findall(line), *looked_at}))
+
     def _let_go(self) -> Iterator[str]:
-        """The lines; a tensor that is made here goes after the last one that names it."""
-        named = [set(_NAME.findall(line)) for line in self.lines]
-        last = {name: k for k, names in enumerate(named) for name in names}
-        stay = {f"t{i}" for i in range(self.tape.given)} | set(_NAME.findall(self._text(self.tape.returned)))
-        for k, line in enumerate(self.lines):
+        """The lines; a tensor that is made here goes after the last one that looks at it."""
+        last = {name: k for k, (_, names) in enumerate(self.lines) for name in names}
+        stay = {f"t{i}" for i in range(self.tape.given)} | {*_NAME.findall(self._text(self.tape.returned))}
+        for k, (line, names) in enumerate(self.lines):
             yield line
-            if gone := sorted(name for name in named[k] - stay if last[name] == k):
+            if gone := sorted(name for name in names - stay if last[name] == k):
                 yield f"del {', '.join(gone)}"
 
     def _head(self, given: str) -> list[str]:
-        """Launches go to the tensors' device and to its current stream."""
-        devices = {x.device for x in self.tape.tensors if x.device.type == "cuda"}
-        compiled = any(isinstance(s, Launch) and s.compiled is not None for s in self.steps)
-        if not compiled:
+        """Launches go to the tensors' device and to its current stream; so does what is made here."""
+        if not self.launches:
             return []
-        if not devices:
+        if self.device.type == "cpu":
             return ["stream = 0"]
-        (index,) = {d.index for d in devices}
+        index = self.device.index
         self.names |= {
             "current_device": torch._C._cuda_getDevice,
             "stream_of": torch._C._cuda_getCurrentRawStream,
@@ -146,7 +169,7 @@ class _Writer:
     def _bind(self, value: Any, name: str) -> str:
         """A name for an object that has no text."""
         if id(value) not in self.bound:
-            self.bound[id(value)] = f"{name}{len(self.bound)}"
+            self.bound[id(value)] = f"{name}_{len(self.bound)}"
             self.names[self.bound[id(value)]] = value
         return self.bound[id(value)]
 
@@ -184,14 +207,25 @@ class _Writer:
     def _allocation(self, step: Op) -> str:
         made = self.whole.get(step.made[0], step.made[0])
         like = self.tape.tensors[made]
-        of = f"dtype={self._text(like.dtype)}, device={self._text(like.device)}"
-        text = f"t{made} = empty_strided({like.shape}, {like.strides}, {of})"
+        text = f"t{made} = {self._empty(like.shape, like.strides, like.dtype, like.device)}"
         return text if step.name in EMPTY else f"{text}.zero_()"
 
-    def _launch(self, step: Launch) -> str:
+    def _empty(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> str:
+        """Memory that holds anything. Where launches are, the device is the current one."""
+        quick = _QUICK.get(device.type) if self.launches and device == self.device else None
+        if quick is None or torch.are_deterministic_algorithms_enabled():  # which may fill what is empty
+            of = f"dtype={self._text(dtype)}, device={self._text(device)}"
+            return f"empty_strided({shape}, {strides}, {of})"
+        self.names["empty"] = quick
+        return f"empty({shape}, {strides}, {self._text(dtype)})"
+
+    def _launch(self, step: Launch) -> None:
         if step.compiled is None:  # Triton's interpreter takes tensors
             args = [*map(self._text, step.args), f"**{self._bind(step.constants, 'constants')}"]
-            return f"{self._bind(step.function, 'kernel')}[{self._text(step.grid)}]({', '.join(args)})"
+            function = self._bind(step.function, "kernel")
+            return self._add(f"{function}[{self._text(step.grid)}]({', '.join(args)})")
         names = step.function.arg_names
         given = dict(zip(names, step.args, strict=False)) | step.constants
         args = [self._pointer(x) if isinstance(x, Ref) else self._text(x) for x in (given[n] for n in names)]
@@ -200,13 +234,36 @@ class _Writer:
             *map(str, grid), "stream", self._bind(compiled.function, "function"),
             self._bind(compiled.packed_metadata, "packed"), "None", "None", "None",
         ]  # fmt: skip
-        return f"{self._bind(compiled.run, 'run')}({', '.join(head + args)})"
+        looked_at = tuple(self._holder(i) for i in touched(self.tape, step) if i not in self.constants)
+        self._add(f"{self._bind(compiled.run, 'run')}({', '.join(head + args)})", looked_at)
+
+    def _addressed(self) -> Counter[int]:
+        """How often launches are given an address in each tensor's memory."""
+        found = (i for s in self.launches for i in indices((*s.args, *s.constants.values())))
+        return Counter(self.tape.roots[i] for i in found)
+
+    def _holder(self, root: int) -> str:
+        """What holds a tensor's memory."""
+        return self.rooms[root][0] if root in self.rooms else self._text(Ref(root))
 
     def _pointer(self, ref: Ref) -> str:
-        """The address, as a number of bytes behind that of the tensor whose memory it lies in."""
+        """The address, as a number of bytes behind that of the memory that it lies in."""
         tape, root = self.tape, self.tape.roots[ref.index]
         offset = tape.tensors[ref.index].address - tape.tensors[root].address
-        return f"{self._text(Ref(root))}.data_ptr()" + (f" + {offset}" if offset else "")
+        if root in self.constants:
+            return str(self.constants[root].data_ptr() + offset)
+        holder = self._holder(root)
+        address = f"{holder}.data_ptr()"
+        if root in self.rooms or root in self.often:
+            name = f"p_{holder}"
+            if not any(line.startswith(f"{name} = ") for line, _ in self.lines):
+                self._add(f"{name} = {address}")
+            address, offset = name, offset + self.rooms.get(root, ("", 0))[1]
+        return address + (f" + {offset}" if offset else "")
+
+
+def _rooms() -> Iterator[str]:
+    return (f"rooms{k}" for k in count())
 
 
 def _on_device(index: int, replay: Callable[..., Any], *tensors: Tensor) -> Any:

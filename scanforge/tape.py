@@ -95,17 +95,20 @@ class Tape:
         return bool(made & {self.roots[i] for i in indices(self.returned)})
 
     def live(self) -> list[Step]:
-        """The steps that something returned, or something written, depends on."""
+        """The steps that a launch, or something returned or given, depends on."""
         wanted = set(indices(self.returned))
+        memory = {*range(self.given), *(self.roots[i] for i in wanted)}  # that is looked at later
         kept: list[Step] = []
         for step in reversed(self.steps):
             if isinstance(step, Launch):
-                found = indices(step.args)
-                wanted |= {self.roots[i] for i in found} if step.compiled is not None else set(found)
-            elif step.writes or wanted & {*step.made}:
-                wanted |= {*indices(step.args), *indices(tuple(step.keywords.values()))}
+                found = {*indices(step.args)}
+                wanted |= {self.roots[i] for i in found} if step.compiled is not None else found
+            elif memory & step.writes or (not step.writes and wanted & {*step.made}):
+                found = {*indices(step.args), *indices(tuple(step.keywords.values()))}
+                wanted |= found
             else:
                 continue
+            memory |= {self.roots[i] for i in found}
             kept.append(step)
         return kept[::-1]
 
@@ -193,6 +196,9 @@ class Recorder(TorchDispatchMode):
         name = run._schema.name.partition("::")[2]
         if name in EMPTY | ZEROS:
             given, named = (), {}
+        elif name == "new_full":
+            run, name, given = torch.ops.aten.full.default, "full", given[1:]
+            named = {"dtype": made[0].dtype, "device": made[0].device}
         tape.steps.append(Op(run, name, given, named, (*indices(self._noted(made)),), roots))
 
     def launch(
