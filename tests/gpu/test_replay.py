@@ -50,6 +50,39 @@ def test_lowerings(monkeypatch, lowering):
     )
 
 
+@pytest.mark.parametrize("steps", [300, 4096], ids=["one walk", "groups of chunks"])
+def test_rooms_that_kernels_share(monkeypatch, steps):
+    """Products over chunks: what the kernels leave each other lies in one piece, which nothing fills first."""
+    torch.use_deterministic_algorithms(False)
+    assert_replays(
+        monkeypatch,
+        lambda given: sf.scan(
+            BY_NAME["HGRN2"].recurrence, **given, lowering="chunked", return_final_state=True
+        ),
+        lambda seed: given_of("HGRN2", seed, b=1, t=steps),
+    )
+
+
+@pytest.mark.parametrize("name", ["RGLRU", "Mamba", "HGRN2"])
+def test_a_replay_holds_no_more_than_a_first_call(name):
+    """Forward and backward; the segments of expanded states come and go."""
+    torch.use_deterministic_algorithms(False)
+    options = {"lowering": "chunked"} if name == "HGRN2" else {}
+    given = given_of(name, 0, b=2, t=4096, d=512, h=4, k=64, v=64)
+
+    def peak() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = sf.scan(BY_NAME[name].recurrence, **given, **options)
+        torch.autograd.grad(y, list(given.values()), torch.ones_like(y))
+        return torch.cuda.max_memory_allocated() - before
+
+    peaks = [peak() for _ in range(CALLS + 1)]
+    assert peaks[-1] <= peaks[0]
+    replay.forget()
+
+
 def test_the_bounds_of_packed_sequences_are_read_anew(monkeypatch):
     def make(seed: int) -> Given:
         bounds = torch.tensor([0, 20 + 30 * seed, 20 + 30 * seed, 300], device="cuda")

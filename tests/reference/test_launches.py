@@ -106,6 +106,16 @@ def test_forget_is_a_first_call(launches):
     assert [x.again for x in launches.taken()] == [False]
 
 
+def test_memory_that_is_to_be_filled_is_another_call(launches):
+    """Where algorithms are to be deterministic, torch fills what is empty, and a replay lets it."""
+    tensors = given("Decay", grad=False, b=2, t=40, d=48)
+    for fills, again in ((False, [False, False, True]), (True, [False, False, True]), (False, [True] * 3)):
+        torch.use_deterministic_algorithms(fills)
+        made = [sf.scan(BY_NAME["Decay"].recurrence, **tensors, backend="triton") for _ in range(3)]
+        assert [x.again for x in launches.taken()] == again
+        assert not fills or made[-1].isnan().all()  # which no kernel has written
+
+
 def test_nothing_is_launched_past_the_recorder():
     """A launch that is not noted would be missing from a replay."""
     found = {
