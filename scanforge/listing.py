@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from scanforge import dtypes, tape
 from scanforge.cache import kernel_text
@@ -59,17 +59,26 @@ def source(text: str, which: str, sizes: dict[str, int], dtype: torch.dtype, low
     return together(f"{load(text).name}, {which}", list(dict.fromkeys(x.text for x in found)))
 
 
+def memoryless() -> tuple[AbstractContextManager[Any], str]:
+    """Where tensors have no memory, and their device: the GPU at hand, or none."""
+    if not torch.cuda.is_available():
+        return nullcontext(), "meta"
+    from torch._subclasses.fake_tensor import FakeTensorMode  # it takes a second to begin
+
+    return FakeTensorMode(), "cuda"
+
+
 def _listed(
     run: Callable[..., Any], text: str, sizes: dict[str, int], dtype: torch.dtype, options: Options
 ) -> list[Launched]:
-    with FakeTensorMode(), tape.listed() as found:
+    mode, device = memoryless()
+    with mode, torch.device(device), tape.listed() as found:
         scan = load(text)
-        inputs = _tensors([(i.kind, i.dims) for i in scan.inputs], sizes, dtype)
-        carried = state_dtypes(scan, inputs, options.dtype)
-        states = [
-            _empty([sizes[a] for a in scan.order(s.axes)], d)
-            for s, d in zip(scan.states, carried, strict=True)
-        ]
+        kinds = {"float": dtype, "int": torch.int64, "bool": torch.bool}
+        shapes = [[1 if d == "1" else sizes[d] for d in i.dims] for i in scan.inputs]
+        inputs = [torch.empty(n, dtype=kinds[i.kind]) for i, n in zip(scan.inputs, shapes, strict=True)]
+        carried = zip(scan.states, state_dtypes(scan, inputs, options.dtype), strict=True)
+        states = [torch.empty([sizes[a] for a in scan.order(s.axes)], dtype=d) for s, d in carried]
         run(scan, text, inputs, states, options)
     return [Launched.of(x) for x in found]
 
@@ -94,14 +103,3 @@ def _backward(
     seeds = [torch.empty_like(start[s]) for s, _ in derived.initial]
     if derived.gradients or seeds:
         backward(text, wanted, inputs, result.kept, cotangents, seeds, options)
-
-
-def _tensors(
-    fields: Sequence[tuple[str, tuple[str, ...]]], sizes: dict[str, int], dtype: torch.dtype
-) -> list[Tensor]:
-    kinds = {"float": dtype, "int": torch.int64, "bool": torch.bool}
-    return [_empty([1 if d == "1" else sizes[d] for d in dims], kinds[kind]) for kind, dims in fields]
-
-
-def _empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="cuda" if torch.cuda.is_available() else "cpu")

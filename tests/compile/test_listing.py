@@ -7,6 +7,7 @@ import linecache
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scanforge as sf
 from scanforge import listing
@@ -89,6 +90,13 @@ def test_recurrences(name, lowering):
 def test_products_over_chunks(matrix: Matrix):
     axes = {a for x in matrix.draw(F32) for a in getattr(matrix.recurrence(), x).axes}
     compare(matrix.recurrence(), {a: n for a, n in MATRIX.items() if a in axes}, BF16)
+
+
+def test_tensors_of_a_device(monkeypatch):
+    """Where there is a GPU, tensors without memory are of it."""
+    monkeypatch.setattr(listing, "memoryless", lambda: (FakeTensorMode(), "cpu"))
+    compare(Matrix(decay="on values").recurrence(), {a: MATRIX[a] for a in "bthkv"}, BF16)
+    compare(sf.Affine, SIZES[2])
 
 
 SOURCES = """
