@@ -34,6 +34,7 @@ def ways(text: str) -> tuple[str, ...]:
 def shipped(p: Planned, way: str) -> Choice:
     """What runs without tuning."""
     tile = p.backward if way == BACKWARD else p.forward
+    assert tile
     chunk = p.chunks.length if p.chunks else 0
     if isinstance(tile, Held):
         warps = tile.warps if tile.whole else 0

@@ -38,7 +38,7 @@ def forward(
     scan = load(text)
     sizes = _sizes(scan, tensors, initial, bounds)
     result = allocate(text, tensors, initial, options, keep, bounds, inplace=inplace)
-    kept = _keep(text, tensors, sizes, options, bounds) if keep else None
+    kept = keeping(text, tensors, sizes, options, bounds) if keep else None
     best = None if bounds is not None else tuned.choice(text, KEEPING if keep else FORWARD, sizes, tensors)
     if sizes[TIME] > 1 and not chunked_choice.form_of(text, sizes, options, packed=bounds is not None):
         tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
@@ -142,10 +142,10 @@ def _forward(
         split.forward(text, pipeline.chunked(text), work, how)
 
 
-def _keep(
+def keeping(
     text: str, tensors: Sequence[Tensor], sizes: dict[str, int], options: Options, bounds: Tensor | None
 ) -> Keep:
-    """What the forward pass keeps, which the backward pass finds out again."""
+    """What the forward pass of a call keeps, which the backward pass finds out again."""
     if chunked_choice.form_of(text, sizes, options, packed=bounds is not None):
         return Keep(max(sizes[TIME], 1))
     scan, inside = load(text), pipeline.inside_axes(text)
@@ -181,7 +181,7 @@ def allocate(
         finals = [torch.empty_like(x0, memory_format=torch.contiguous_format) for x0 in initial]
     if not keep:
         return Result(outputs, finals, [])
-    plan = _keep(text, tensors, sizes, options, bounds)
+    plan = keeping(text, tensors, sizes, options, bounds)
     count = plan.rows(sizes[TIME]) if bounds is None else packed_rows(plan, sizes[TIME], bounds)
     if bounds is not None and chunked_choice.form_of(text, sizes, options, packed=True):
         count = bounds.numel() - 1
@@ -205,7 +205,7 @@ def backward(
     held = "" if by_chunks else pipeline.held_axis(text)
     given = dict(zip(own, _spread(scan, tensors, held, options.dtype), strict=True))
     given |= dict(zip((n for _, n in derived.cotangents), cotangents, strict=True))
-    keep = _keep(text, tensors, sizes, options, bounds)
+    keep = keeping(text, tensors, sizes, options, bounds)
     gradients = {
         g: torch.empty_like(own[i], memory_format=torch.contiguous_format) for i, g in derived.gradients
     }

@@ -17,40 +17,68 @@ import torch
 
 from scanforge import dtypes, tape
 from scanforge.cache import kernel_text
-from scanforge.emit.together import together
+from scanforge.emit.together import titled, together
 from scanforge.ir.scan import Scan, load
 from scanforge.launch import Options, output_dtypes, state_dtypes
 from scanforge.launch_triton import allocate, backward, forward
 from scanforge.pipeline import Wanted, kernel_adjoint
+from scanforge.tile import Tile
+from scanforge.tuned import forcing
 
 Tensor = torch.Tensor
+Where = tuple[AbstractContextManager[Any], str]
 _POINTER = re.compile(r"\bptr_(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launch: the kernel's text, how many programs run it, and its tensors by name."""
+    """A launch: the kernel's text, of what it is and which kind, how many programs run it, and its tile."""
 
     text: str
+    name: str
+    what: str
     programs: int
-    tensors: dict[str, Tensor]
+    tile: Tile | None
+    between: dict[str, tuple[int, int]]  # what is only between kernels, by name: which memory, how many bytes
 
     @classmethod
-    def of(cls, launch: tape.Launch) -> Launched:
+    def of(cls, launch: tape.Launch, given: frozenset[int]) -> Launched:
         """What was noted of it; tensors come first, in the order of the kernel's arguments."""
         text = kernel_text(launch.function)
-        tensors = [x for x in launch.args if isinstance(x, Tensor)]
         arguments = text[text.index("\ndef kernel(") :].partition("):\n")[0]
-        return cls(text, launch.grid[0], dict(zip(_POINTER.findall(arguments), tensors, strict=True)))
+        tensors = [x for x in launch.args if isinstance(x, Tensor)]
+        named = zip(_POINTER.findall(arguments), map(_memory, tensors), strict=True)
+        between = {n: found for n, found in named if found[0] not in given}
+        return cls(text, *titled(text), launch.grid[0], launch.tile, between)
+
+
+def _memory(x: Tensor) -> tuple[int, int]:
+    whole = x.untyped_storage()
+    return whole._cdata, whole.nbytes()
 
 
 def launches(
     text: str, which: str, sizes: dict[str, int], dtype: torch.dtype, lowering: str = ""
 ) -> list[Launched]:
-    """The launches of a pass over contiguous tensors, "forward" without gradients, or "backward" with all."""
+    """The launches of a pass over contiguous tensors, "forward" without gradients, or "backward" with all.
+
+    They are those on the GPU at hand if there is one, with the tiles that tuning has found there.
+    """
+    return _launches(text, which, sizes, dtype, lowering, memoryless())
+
+
+def shipped_launches(text: str, which: str, sizes: dict[str, int], dtype: torch.dtype) -> list[Launched]:
+    """The same of the shipped plan, on any machine."""
+    with forcing({}):
+        return _launches(text, which, sizes, dtype, "", (nullcontext(), "meta"))
+
+
+def _launches(
+    text: str, which: str, sizes: dict[str, int], dtype: torch.dtype, lowering: str, where: Where
+) -> list[Launched]:
     options = Options(False, lowering, dtypes.computed([dtype]), "triton")
     run = {"forward": _forward, "backward": _backward}[which]
-    return copy_context().run(_listed, run, text, sizes, dtype, options)  # what ran last is as it was
+    return copy_context().run(_listed, run, text, sizes, dtype, options, where)  # what ran last is as it was
 
 
 def source(text: str, which: str, sizes: dict[str, int], dtype: torch.dtype, lowering: str = "") -> str:
@@ -59,7 +87,14 @@ def source(text: str, which: str, sizes: dict[str, int], dtype: torch.dtype, low
     return together(f"{load(text).name}, {which}", list(dict.fromkeys(x.text for x in found)))
 
 
-def memoryless() -> tuple[AbstractContextManager[Any], str]:
+def inputs_of(scan: Scan, sizes: dict[str, int], dtype: torch.dtype) -> list[Tensor]:
+    """Contiguous inputs on the current device; ints are of 64 bits."""
+    kinds = {"float": dtype, "int": torch.int64, "bool": torch.bool}
+    shapes = [[1 if d == "1" else sizes[d] for d in i.dims] for i in scan.inputs]
+    return [torch.empty(n, dtype=kinds[i.kind]) for i, n in zip(scan.inputs, shapes, strict=True)]
+
+
+def memoryless() -> Where:
     """Where tensors have no memory, and their device: the GPU at hand, or none."""
     if not torch.cuda.is_available():
         return nullcontext(), "meta"
@@ -69,37 +104,40 @@ def memoryless() -> tuple[AbstractContextManager[Any], str]:
 
 
 def _listed(
-    run: Callable[..., Any], text: str, sizes: dict[str, int], dtype: torch.dtype, options: Options
-) -> list[Launched]:
-    mode, device = memoryless()
+    run: Callable[..., Any], text: str, sizes: dict[str, int], dtype: torch.dtype, options: Options,
+    where: Where,
+) -> list[Launched]:  # fmt: skip
+    mode, device = where
     with mode, torch.device(device), tape.listed() as found:
         scan = load(text)
-        kinds = {"float": dtype, "int": torch.int64, "bool": torch.bool}
-        shapes = [[1 if d == "1" else sizes[d] for d in i.dims] for i in scan.inputs]
-        inputs = [torch.empty(n, dtype=kinds[i.kind]) for i, n in zip(scan.inputs, shapes, strict=True)]
+        inputs = inputs_of(scan, sizes, dtype)
         carried = zip(scan.states, state_dtypes(scan, inputs, options.dtype), strict=True)
         states = [torch.empty([sizes[a] for a in scan.order(s.axes)], dtype=d) for s, d in carried]
-        run(scan, text, inputs, states, options)
-    return [Launched.of(x) for x in found]
+        own = [*inputs, *states, *run(scan, text, inputs, states, options)]
+        given = frozenset(_memory(x)[0] for x in own)
+        return [Launched.of(x, given) for x in found]
 
 
 def _forward(
     scan: Scan, text: str, inputs: Sequence[Tensor], states: Sequence[Tensor], options: Options
-) -> None:
-    forward(text, inputs, states, options, False)
+) -> list[Tensor]:
+    result = forward(text, inputs, states, options, False)
+    return [*result.outputs, *result.finals]
 
 
 def _backward(
     scan: Scan, text: str, inputs: Sequence[Tensor], states: Sequence[Tensor], options: Options
-) -> None:
+) -> list[Tensor]:
     floats = frozenset(i.name for i in scan.inputs if i.kind == "float")
     shown = dict(zip((o.name for o in scan.outputs), output_dtypes(scan, inputs, options.dtype), strict=True))
     wanted = Wanted(floats, frozenset(n for n, d in shown.items() if d.is_floating_point), True)
     derived = kernel_adjoint(text, wanted)
+    if not (derived.gradients or derived.initial):
+        return []
     result = allocate(text, inputs, states, options, True)
     outputs = dict(zip(shown, result.outputs, strict=True))
     start = dict(zip((s.name for s in scan.states), states, strict=True))
     cotangents = [torch.empty_like(outputs[o]) for o, _ in derived.cotangents]
     seeds = [torch.empty_like(start[s]) for s, _ in derived.initial]
-    if derived.gradients or seeds:
-        backward(text, wanted, inputs, result.kept, cotangents, seeds, options)
+    gradients, ends = backward(text, wanted, inputs, result.kept, cotangents, seeds, options)
+    return [*result.kept, *cotangents, *seeds, *gradients, *ends]

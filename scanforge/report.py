@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import torch
-
 from scanforge import dtypes, laws
 from scanforge.adjoint import full_adjoint
 from scanforge.chunked_form import matrix_sentence
@@ -17,7 +15,7 @@ from scanforge.facts import facts
 from scanforge.ir.program import Program, Var
 from scanforge.ir.scan import Output, Scan, before, is_outer, load_operator
 from scanforge.plan import Held
-from scanforge.planned import Planned, planned, readable
+from scanforge.planned import Pass, Planned, readable
 from scanforge.recurrence import Fused
 from scanforge.tile import Tile
 from scanforge.trace import Traced
@@ -49,7 +47,7 @@ class Section:
         return "\n".join([self.title, *(f"  {line}" for line in self.lines)])
 
 
-def sections(example: Example, doc: str, dtype: torch.dtype) -> tuple[Section, ...]:
+def sections(example: Example, doc: str, plan: Planned) -> tuple[Section, ...]:
     """The whole explanation, the same in every process."""
     traced, scan = example.traced, example.traced.scan
     fused = isinstance(example.declared, Fused)
@@ -62,7 +60,7 @@ def sections(example: Example, doc: str, dtype: torch.dtype) -> tuple[Section, .
         _section("laws", _laws(traced)),
         _section("facts", [*facts(scan).sentences(), *matrix_sentence(traced.text)]),
         _adjoint(scan),
-        _plan(planned(traced.text, example.sizes, dtype)),
+        _plan(plan),
     )
 
 
@@ -157,29 +155,43 @@ def _plan(p: Planned) -> Section:
             f"on a GPU: {_kernels(p)}; shipped default",
             *(f"{way}: {found}: {found.sentence()}" for way, found in p.tuned),
             *([f"no products over chunks there: {p.not_chunked}"] * bool(p.not_chunked)),
+            *(f"{way} kernels: {_launches(p.passes[way])}" for way in p.reads_and_writes),
             f"computed and carried in {dtypes.name(p.computed)}",
-            f"kept for the backward pass: {_kept(p)}; on a GPU {_kept_on_gpu(p)}",
-            f"bytes, each read or written once: forward {readable(p.bytes('forward'))}, "
-            f"backward {readable(p.bytes('backward'))}",
+            f"kept for the backward pass: {_kept(p)}",
+            f"bytes, each read or written once: {_bytes(p)}",
         ],
         f"plan for {shown} in {dtypes.name(p.dtype)}",
     )
 
 
+def _bytes(p: Planned) -> str:
+    return ", ".join(f"{way} {readable(p.bytes(way))}" for way in p.reads_and_writes)
+
+
 def _kernels(p: Planned) -> str:
     """The lowering and the tiles, forward and backward, of the kernels."""
-    both = (("forward", p.forward), ("backward", p.backward))
+    both = [(name, t) for name, t in (("forward", p.forward), ("backward", p.backward)) if t]
+    if not both:
+        return f"Triton, {p.kernel.lowering}: {p.kernel.why}"
     if p.kernel.lowering == "chunked":
-        tile = p.forward
+        tile = both[0][1]
+        groups = f", in {p.chunks.count} groups of chunks at one time" if p.chunks else ""
         return (
             f"Triton, chunked: {p.kernel.why}; chunks of {tile.rows} steps, a walk over them in programs of "
-            f"{tile.lanes} {p.lanes[-1]}, NS={tile.stages}"
+            f"{tile.lanes} {p.lanes[-1]}, NS={tile.stages}{groups}"
         )
     tiles = ", ".join(f"{name} R={t.rows} BD={t.lanes} NS={t.stages}{_groups(t)}" for name, t in both)
     chunks = f", {p.chunks.count} chunks of {p.chunks.length} steps" if p.chunks else ""
     who = "a thread holds the axis" if p.in_thread else "a program holds the axes"
     where = f"; {who} {' '.join(p.held)}" if p.held else ""
     return f"Triton, {p.kernel.lowering}: {p.kernel.why}{chunks}; tiles {tiles}{where}"
+
+
+def _launches(found: Pass) -> str:
+    """The kernels of a pass, and what is only between them."""
+    between = sum(m.size for m in found.between)
+    more = f"; between them {readable(between)}, written and read" if len(found.kernels) > 1 else ""
+    return f"{', '.join(map(str, found.kernels)) or 'nothing is launched'}{more}"
 
 
 def _kept_on_gpu(p: Planned) -> str:
@@ -197,4 +209,4 @@ def _groups(tile: Tile | Held) -> str:
 def _kept(p: Planned) -> str:
     parts = [f"{', '.join(p.outputs_kept)} (the output itself)"] * bool(p.outputs_kept)
     parts += [f"{', '.join(p.stored)} (stored in {dtypes.name(p.computed)})"] * bool(p.stored)
-    return ", ".join(parts) or "nothing"
+    return f"{', '.join(parts)}; on a GPU {_kept_on_gpu(p)}" if parts else "nothing, there is no gradient"

@@ -65,6 +65,7 @@ class Launch:
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     constants: dict[str, Any]
+    tile: Any = None  # of an ordered-tile kernel, where launches are listed
 
 
 Step = Op | Launch
@@ -202,7 +203,7 @@ class Recorder(TorchDispatchMode):
         tape.steps.append(Op(run, name, given, named, (*indices(self._noted(made)),), roots))
 
     def launch(
-        self, function: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any]
+        self, function: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any], tile: Any
     ) -> None:
         """Launch a kernel, and note it."""
         with _disable_current_modes():  # what a launcher does to tensors is its own business
@@ -235,10 +236,10 @@ class Listing:
     launches: list[Launch] = field(default_factory=list)
 
     def launch(
-        self, function: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any]
+        self, function: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any], tile: Any
     ) -> None:
         """Note what would be launched."""
-        self.launches.append(Launch(function, None, grid, tuple(args), constants))
+        self.launches.append(Launch(function, None, grid, tuple(args), constants, tile))
 
 
 _NOW: ContextVar[Recorder | Listing | None] = ContextVar("recorder", default=None)
@@ -280,10 +281,12 @@ def watched(recorder: Recorder) -> Iterator[None]:
         _NOW.reset(token)
 
 
-def launch(function: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any]) -> None:
-    """Launch a kernel of Triton's, on the current device and stream."""
+def launch(
+    function: Any, grid: tuple[int, ...], args: Sequence[Any], constants: dict[str, Any], tile: Any = None
+) -> None:
+    """Launch a kernel of Triton's, on the current device and stream; the `tile` is for who lists it."""
     watcher = _NOW.get()
     if watcher is None:
         function[grid](*args, **constants)
     else:
-        watcher.launch(function, grid, args, constants)
+        watcher.launch(function, grid, args, constants, tile)

@@ -107,6 +107,8 @@ def tune(
     name, text, plan = call.declared.name, call.traced.text, planned(call.traced.text, call.sizes, typed)
     if not budget > 0:
         raise ArgumentError(f"{name}: budget={budget!r} is no time: write the seconds that tuning may take.")
+    if not plan.forward:
+        raise ArgumentError(f"{name} of these sizes launches nothing: write sizes above 0.")
     if plan.kernel.lowering == "chunked":
         raise ArgumentError(
             f"{name} of these sizes runs as matrix products over chunks, whose tiles are not tuned: leave it "

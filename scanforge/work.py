@@ -281,7 +281,7 @@ def call(
         *bounds, *(s for found in strides.values() for s in found[:-1]),
     ]  # fmt: skip
     with on_device(first):
-        tape.launch(function, (blocks * prod(lanes.outer),), args, constants)
+        tape.launch(function, (blocks * prod(lanes.outer),), args, constants, tile)
 
 
 def _fence(tensor: torch.Tensor, computed: torch.dtype) -> bool:

@@ -72,7 +72,7 @@ def exact_kernel(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> str:
         *_pull_back(form, chunk, back),
     ]
     body = gates.for_flagged(chunk, inner, "tl.program_id(0) // BLOCKS")
-    return _module(form, chunk, back, "the gradients of gates, flagged chunks", body)
+    return _module(form, chunk, back, "the gradients of gates of flagged chunks", body)
 
 
 def _module(form: MatrixForm, chunk: ChunkForm, back: WayBack, what: str, body: list[str]) -> str:

@@ -74,8 +74,8 @@ class Explanation(str):
 
 def explanation(example: Example, doc: str, dtype: torch.dtype) -> Explanation:
     """The explanation of a call with tensors of a dtype."""
-    parts = sections(example, doc, dtype)
+    plan = planned(example.traced.text, example.sizes, dtype)
+    parts = sections(example, doc, plan)
     made = Explanation("\n\n".join(map(str, parts)))
-    made.parts, made.scan = parts, example.traced.scan
-    made.plan = planned(example.traced.text, example.sizes, dtype)
+    made.parts, made.plan, made.scan = parts, plan, example.traced.scan
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from scanforge.ir.scan import TIME
@@ -15,15 +15,37 @@ WIDE, HIGH, TOP, LEFT = 500, 372, 88, 72
 COLUMNS, ROWS = 5, 8  # that are drawn; there may be many more
 OF_CHUNK = 4  # of the rows, where time is in chunks
 CELL, STEP = 56, 24
-ROLES = {"given": "given", "state_before": "carried", "cotangent": "cotangent", "output": "output"}
-BAR = 190  # pixels of the largest tensor's bar
+ROLES = {
+    "given": "given", "state_before": "carried", "cotangent": "cotangent", "output": "output",
+    "between": "made",
+}  # fmt: skip
+MOST_BETWEEN = 6  # bars of what is between kernels
+BAR = 176  # pixels of the largest tensor's bar
 
 
 def tiles(p: Planned, *, alone: bool) -> str:
     """The tiles of both passes: which are done, in work, on their way; where a state is kept."""
-    both = (_walk(p, p.forward, back=False), _walk(p, p.backward, back=True))
-    panels = [svg.Panel(WIDE, HIGH, shapes) for shapes in both]
+    tiles = {"forward": p.forward, "backward": p.backward}
+    panels = [_pass(p, name, tiles[name]) for name in p.reads_and_writes]
     return svg.drawing(panels, f"tiles of {p.kernel.lowering}", alone=alone)
+
+
+def _pass(p: Planned, name: str, tile: Tile | Held | None) -> svg.Panel:
+    """The walk over time; where it is one of several kernels, their names below."""
+    kernels = p.passes[name].kernels
+    listed = [svg.text(22, HIGH + 2, "kernels, in order", "label")] if len(kernels) > 1 else []
+    listed += [svg.text(22, HIGH + 20 + 16 * i, str(k), "small") for i, k in enumerate(kernels) if listed]
+    high = HIGH + (6 + 16 * len(listed) if listed else 0) if tile else 84
+    shapes = [
+        svg.box(0.5, 0.5, WIDE - 1, high - 1, "line", "panel", radius=10),
+        svg.text(22, 32, name, "title"),
+        *listed,
+    ]
+    if tile:
+        shapes.append(_walk(p, tile, back=name == "backward"))
+    else:
+        shapes.append(svg.text(22, 58, "nothing is launched", "small"))
+    return svg.Panel(WIDE, high, "".join(shapes))
 
 
 def _walk(p: Planned, tile: Tile | Held, *, back: bool) -> str:
@@ -32,14 +54,14 @@ def _walk(p: Planned, tile: Tile | Held, *, back: bool) -> str:
     count = -(-steps // rows)
     shown, programs = min(count, ROWS), _programs(p, tile)
     columns = min(programs, COLUMNS)
-    head = f"{steps} steps, {count} tile{'s' * (count != 1)} of R = {rows}"
+    chunked = p.kernel.lowering == "chunked"
+    what, row, lane = ("chunk", "C", "VB") if chunked else ("tile", "R", "BD")  # as the kernels call them
+    head = f"{steps} steps, {count} {what}{'s' * (count != 1)} of {row} = {rows}"
     head += f", in {groups} groups that share each lane" if groups > 1 else ""
     sizes = " ".join(f"{a}={p.sizes[a]}" for a in p.lanes) or "one"
-    lanes = f"lanes {sizes}: {programs} program{'s' * (programs != 1)} of BD = {tile.lanes}"
-    lanes += f", for each of {p.chunks.count} chunks of {p.chunks.length} steps" if p.chunks else ""
+    lanes = f"lanes {sizes}: {programs} program{'s' * (programs != 1)} of {lane} = {tile.lanes}"
+    lanes += f", for each of {p.chunks.count} {_part(p)}s of {p.chunks.length} steps" if p.chunks else ""
     parts = [
-        svg.box(0.5, 0.5, WIDE - 1, HIGH - 1, "line", "panel", radius=10),
-        svg.text(22, 32, "backward" if back else "forward", "title"),
         svg.text(126, 32, "upwards in time" if back else "downwards in time", "label"),
         svg.text(22, 54, head, "small"),
         svg.text(22, 70, lanes, "small"),
@@ -71,11 +93,16 @@ def _grid(p: Planned, rows: int, columns: int, tile: Tile | Held, *, back: bool)
                 fill = "output-fill" if turn < now else "made-fill"
                 yield svg.box(x + 2, y + 2, CELL - 4, STEP - 4, "line", fill, radius=3)
         start = row * tile.rows
-        if start % max(p.spacing, 1) < tile.rows:
+        if p.spacing and start % p.spacing < tile.rows:
             y = TOP + row * STEP
             yield svg.line(LEFT, y, LEFT + columns * CELL, y, "carried", ' stroke-width="2.5"')
         if p.chunks and in_chunk == 0:
-            yield svg.text(LEFT - 8, TOP + row * STEP + 15, f"chunk {row // each}", "small", "end")
+            yield svg.text(LEFT - 8, TOP + row * STEP + 15, f"{_part(p)} {row // each}", "small", "end")
+
+
+def _part(p: Planned) -> str:
+    """What time is cut into: groups, of the chunks of matrix products."""
+    return "group" if p.kernel.lowering == "chunked" else "chunk"
 
 
 def _arrow(rows: int, columns: int, *, back: bool) -> Iterable[str]:
@@ -89,13 +116,15 @@ def _arrow(rows: int, columns: int, *, back: bool) -> Iterable[str]:
 
 
 def _notes(p: Planned, tile: Tile | Held, *, back: bool) -> Iterable[str]:
-    kept = "starts from" if back else "keeps"
+    few = p.spacing >= p.sizes[TIME]
+    which = "the first state" if few else f"the states before every {p.spacing} steps"
     how = "as matrix products" if p.kernel.lowering == "chunked" else "in registers row by row"
     notes = [
         ("given", "given", f"in work: {tile.rows} steps, {how}"),
-        ("given", "given-fill", f"on their way: NS = {tile.stages} tiles in flight"),
-        ("carried", "carried", f"{kept} the states before every {p.spacing} steps"),
+        ("given", "given-fill", f"on their way: NS = {tile.stages} tile{'s' * (tile.stages != 1)} in flight"),
     ]
+    if p.spacing:
+        notes.append(("carried", "carried", f"{'starts from' if back else 'keeps'} {which}"))
     y = HIGH - 52
     for i, (stroke, fill, words) in enumerate(notes):
         yield svg.box(22, y + 16 * i - 9, 12, 10, stroke, fill, radius=2)
@@ -114,25 +143,38 @@ def _programs(p: Planned, tile: Tile | Held) -> int:
 
 
 def moved(p: Planned, *, alone: bool) -> str:
-    """What each pass reads and writes, tensor by tensor, largest bar the largest tensor."""
+    """What each pass reads and writes, tensor by tensor, and what only its kernels do; the bars compare."""
     both = p.reads_and_writes
-    largest = max((m.size for found in both.values() for m in found), default=1) or 1
-    panels = []
-    for which, found in both.items():
-        high = 62 + 22 * len(found) + 6
-        inside = [
-            svg.box(0.5, 0.5, WIDE - 1, high - 1, "line", "panel", radius=10),
-            svg.text(22, 32, which, "title"),
-            svg.text(126, 32, f"{readable(p.bytes(which))}, each read or written once", "label"),
-            *(part for j, m in enumerate(found) for part in _bar(m, 62 + 22 * j, largest)),
-        ]
-        panels.append(svg.Panel(WIDE, high, "".join(inside)))
+    between = {name: sorted(p.passes[name].between, key=lambda m: -m.size) for name in both}
+    largest = max((m.size for found in (*both.values(), *between.values()) for m in found), default=1) or 1
+    panels = [_bars(p, name, found, between[name], largest) for name, found in both.items()]
     return svg.drawing(panels, "bytes moved", alone=alone)
+
+
+def _bars(p: Planned, name: str, found: Sequence[Moved], between: Sequence[Moved], largest: int) -> svg.Panel:
+    """A bar for a tensor; of several kernels, the largest of what is between them too."""
+    between = between if len(p.passes[name].kernels) > 1 else ()
+    shown = between[:MOST_BETWEEN]
+    below = 62 + 22 * len(found) + 6
+    high = below + (30 + 22 * len(shown) if shown else 0) + 14 * (len(shown) < len(between))
+    shapes = [
+        svg.box(0.5, 0.5, WIDE - 1, high - 1, "line", "panel", radius=10),
+        svg.text(22, 32, name, "title"),
+        svg.text(126, 32, f"{readable(p.bytes(name))}, each read or written once", "label"),
+        *(part for j, m in enumerate(found) for part in _bar(m, 62 + 22 * j, largest)),
+        *(part for j, m in enumerate(shown) for part in _bar(m, below + 26 + 22 * j, largest)),
+    ]
+    if shown:
+        words = f"{readable(sum(m.size for m in between))} between its kernels, written and read"
+        shapes.append(svg.text(22, below + 6, words, "label"))
+    if len(shown) < len(between):
+        shapes.append(svg.text(22, high - 8, f"… {len(between) - len(shown)} smaller ones", "small"))
+    return svg.Panel(WIDE, high, "".join(shapes))
 
 
 def _bar(m: Moved, y: float, largest: int) -> Iterable[str]:
     colour = ROLES[m.role]
     yield svg.text(22, y + 4, m.name)
     yield svg.text(134, y + 4, " ".join(m.axes), "small")
-    yield svg.box(190, y - 7, max(2.0, BAR * m.size / largest), 13, colour, f"{colour}-fill", radius=2)
+    yield svg.box(204, y - 7, max(2.0, BAR * m.size / largest), 13, colour, f"{colour}-fill", radius=2)
     yield svg.text(WIDE - 18, y + 4, readable(m.size), "small", "end")

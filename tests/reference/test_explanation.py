@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 
 import scanforge as sf
-from scanforge import cli, timing, tools
+from scanforge import cli, listing, timing, tools
 from scanforge.adjoint import full_adjoint
 from scanforge.example import SMALL, USUAL, example
 from scanforge.ir.scan import before
-from scanforge.planned import planned
+from scanforge.planned import planned, readable
 from scanforge.schedule import next_state, step_program
 from scanforge.show import dataflow
 from scanforge.show.graph import graph
@@ -186,9 +186,48 @@ class TestDrawings:
                 assert f" of R = {rows}<" in drawn
             assert ("for each of" in drawn) == ("chunks of" in shown)
 
+    def test_products_over_chunks(self):
+        """The kernels, in order, and what is between them: as listed."""
+        sizes = {"b": 8, "t": 2048, "h": 4, "k": 64, "v": 64}
+        shown, call = sf.explain(HGRN2, **sizes, dtype="bf16"), example(HGRN2, None, sizes, USUAL)
+        tiles, moved = texts(shown.svg("tiles")), texts(shown.svg("bytes"))
+        assert "2048 steps, 32 chunks of C = 64" in tiles
+        assert "in work: 64 steps, as matrix products" in tiles
+        assert "starts from the first state" in tiles
+        assert {"group 0", "group 1"} <= set(tiles)
+        for way in ("forward", "backward"):
+            listed = listing.shipped_launches(call.traced.text, way, call.sizes, torch.bfloat16)
+            kernels = shown.plan.passes[way].kernels
+            assert [k.title for k in kernels] == [*dict.fromkeys(x.what for x in listed)]
+            assert sum(k.times for k in kernels) == len(listed)
+            assert all(str(k) in tiles for k in kernels)
+            made = {memory: size for x in listed for memory, size in x.between.values()}
+            assert sum(made.values()) == sum(m.size for m in shown.plan.passes[way].between) > 10**7
+            assert f"{readable(sum(made.values()))} between its kernels, written and read" in moved
+            assert f"between them {readable(sum(made.values()))}, written and read" in shown
+
+    def test_what_has_no_gradient_has_no_backward_pass(self):
+        shown = sf.explain(example_of_ints())
+        assert "kept for the backward pass: nothing, there is no gradient" in shown
+        assert "backward kernels" not in shown
+        assert "backward" not in texts(shown.svg("tiles")) + texts(shown.svg("bytes"))
+        assert not any("keeps" in line for line in texts(shown.svg("tiles")))
+
+    @pytest.mark.parametrize("declared", [sf.operators.MinMax, HGRN2], ids=lambda x: x.__name__)
+    @pytest.mark.parametrize("axis", ["b", "t"])
+    def test_nothing_to_launch(self, declared, axis):
+        shown = sf.explain(declared, **{axis: 0})
+        assert "forward kernels: nothing is launched" in shown
+        assert "nothing is launched" in texts(shown.svg("tiles"))
+        assert ET.fromstring(shown.svg("bytes")).tag.endswith("svg")
+
     def test_another_picture_is_refused(self):
         with pytest.raises(sf.ArgumentError, match=r"MinMax: there is no picture 'tree': write 'dataflow'"):
             sf.explain(sf.operators.MinMax).svg("tree")
+
+
+def texts(drawn: str) -> list[str]:
+    return [t.text or "" for t in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def example_of_ints():

@@ -38,6 +38,7 @@ def test_without_a_gpu(shell):  # noqa: F811
         ({"budget": float("nan")}, "budget=nan is no time"),
         ({"dtype": "int8"}, "is no dtype of float tensors"),
         ({"t": -1}, "no size of an axis"),
+        ({"b": 0}, "of these sizes launches nothing: write sizes above 0"),
     ],
 )
 def test_bad_calls(options, sentence):
