@@ -64,8 +64,8 @@ def chunk_plan(keys: int, values: int, dot: torch.dtype, computed: torch.dtype) 
         gate_warps=4 if narrow else 8,
         walk_warps=8 if wide * padded > (64 * 64 if narrow else 32 * 64) else 4,
         stages=3 if narrow and padded <= 128 else 2 if narrow else 1,
-        gradients=(min(block, 32), _side(values, 64 if narrow else 32), 4 if narrow else 8),
-        exact_gradients=(min(block, 16), _side(values, 32), 8),
+        gradients=(min(block, 32), min(block, 32), 4 if narrow else 8),
+        exact_gradients=(min(block, 16), min(block, 16), 8),
         kept=computed,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,8 @@ from scanforge.chunked_form import MatrixForm
 from scanforge.chunked_plan import ChunkPlan, chunk_plan, fitted
 from scanforge.emit.chunk_frame import ChunkForm
 from scanforge.ir.scan import BATCH, TIME
+from scanforge.prune import drop_dead
+from scanforge.views import View
 from scanforge.work import Bounds, Work
 
 Tensor = torch.Tensor
@@ -106,6 +108,7 @@ class Setting:
         return self.like.new_empty(shape, dtype=dtype)
 
 
+FACTORS = {"query", "key", "value", "read"}  # of the state and its update
 PRECISIONS = {"highest": "ieee", "high": "tf32x3", "medium": "tf32"}
 
 
@@ -115,10 +118,12 @@ def setting(
 ) -> Setting:  # fmt: skip
     """The setting of a call whose outputs over time have the type `shown`.
 
-    In bfloat16 operands of products are rounded to it. In float16 they are float32, as tf32 is no less exact;
-    float32 follows torch.set_float32_matmul_precision.
+    Operands of products have the type of what keys, queries and values are made of; decays and weights by
+    head, and parameters, may be wider. In bfloat16 operands are rounded to it. In float16 they are float32,
+    as tf32 is no less exact; float32 follows torch.set_float32_matmul_precision.
     """
     like = next(iter((work.inputs | work.starts).values())).tensor
+    shown = dtypes.promoted(_factors(form, axes, work.inputs), shown)
     dot = shown if shown in {torch.bfloat16, torch.float64} else torch.float32
     dot = torch.float64 if computed == torch.float64 else dot
     precision = "tf32" if shown == torch.float16 else PRECISIONS[torch.get_float32_matmul_precision()]
@@ -140,6 +145,21 @@ def setting(
         return Setting(text, form, plan, chunk, axes, sizes, like)
     packing = Packing.of(work.bounds, plan.steps, sizes[TIME])
     return Setting(text, form, plan, chunk, axes, sizes | {BATCH: 1}, like, packing)
+
+
+def _factors(form: MatrixForm, axes: tuple[str, ...], inputs: Mapping[str, View]) -> list[torch.dtype]:
+    """The types of what varies over time and along a side of the state, and is more than a decay."""
+    sides = {form.key_axis, form.value_axis}
+    found = []
+    for program in filter(None, (form.gates, form.values, form.reader)):
+        factors = tuple((n, v) for n, v in program.outputs if n in FACTORS)
+        read = {a for line in drop_dead(replace(program, outputs=factors)).lines for a in line.args}
+        read |= {v for _, v in factors}
+        for name in {v.name for v in program.inputs} & read & inputs.keys():
+            has = {a for a, there in zip(axes, inputs[name].has, strict=True) if there}
+            if TIME in has and has & sides:
+                found.append(inputs[name].tensor.dtype)
+    return found
 
 
 def fenced(like: Tensor) -> bool:
