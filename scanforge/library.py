@@ -6,6 +6,7 @@ They are defined at first use, so that importing scanforge does no work.
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -64,11 +65,14 @@ def run_scan(  # noqa: PLR0913, PLR0917 - as in the schema
         result = launch.run(recurrence, inputs, initial, options, keep, bounds)
         return [*result.outputs, *result.finals, *result.kept]
 
-    def run(inputs: list[Tensor], initial: list[Tensor], bounds: Tensor | None) -> tuple[Tensor, ...]:
-        result = launch_triton.forward(recurrence, inputs, initial, options, keep, bounds)
+    n = len(inputs)
+
+    def run(*values: Any) -> tuple[Tensor, ...]:
+        *tensors, last = values
+        result = launch_triton.forward(recurrence, tensors[:n], tensors[n:], options, keep, last)
         return (*result.outputs, *result.finals, *result.kept)
 
-    return list(OPS(run, [recurrence, options, keep], [inputs, initial, bounds]))
+    return list(OPS(run, (recurrence, options, keep), (*inputs, *initial, bounds)))
 
 
 def _fake_scan(  # noqa: PLR0913, PLR0917
@@ -126,17 +130,17 @@ def run_backward(  # noqa: PLR0913, PLR0917 - as in the schema
     which = Wanted(frozenset(wanted.split()), frozenset(present.split()), initial)
     options = Options(reverse, lowering, dtype, "triton", memory)
 
-    def run(
-        inputs: list[Tensor], kept: list[Tensor], cotangents: list[Tensor], seeds: list[Tensor],
-        bounds: Tensor | None,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        gradients, ends = launch_triton.backward(
-            recurrence, which, inputs, kept, cotangents, seeds, options, bounds
-        )
-        return (*gradients, *ends)
+    ends = [*accumulate(map(len, (inputs, kept, cotangents, seeds)), initial=0)]
 
-    values = [inputs, kept, cotangents, seeds, bounds]
-    return list(OPS(run, [recurrence, which, options], values))
+    def run(*values: Any) -> tuple[Tensor, ...]:
+        own, left, seen, last = (list(values[a:b]) for a, b in pairwise(ends))
+        gradients, after = launch_triton.backward(
+            recurrence, which, own, left, seen, last, options, values[-1]
+        )
+        return (*gradients, *after)
+
+    values = (*inputs, *kept, *cotangents, *seeds, bounds)
+    return list(OPS(run, (recurrence, which, options, *ends), values))
 
 
 def _fake_backward(  # noqa: PLR0913, PLR0917

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from scanforge.alike import Key, Recent, capturing, is_plain, key_of
+from scanforge.alike import Key, Likeness, Recent, capturing, is_plain, key_of
 from scanforge.captured import watch
 from scanforge.ir.scan import load
 from scanforge.launch import LastRun, last_run, ran
@@ -36,11 +36,12 @@ class Watched:
     """A call without gradients, for as long as the class is what it was."""
 
     watch: Watch
-    run: Plain
+    plain: Plain
+    like: Likeness | None
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """Do it again."""
-        return self.run(tensors)
+        return self.plain(tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Differentiable:
     """A call with gradients: what comes before autograd's function of it, inside, and after."""
 
     watch: Watch
+    like: Likeness | None
     last: LastRun
     call: Call
     inputs: int  # real inputs and initial states
@@ -63,23 +65,23 @@ class Differentiable:
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """Do it again."""
         ran(self.last)
-        return self.after(*_Replayed.apply(self, *self.before(*tensors)))  # type: ignore[no-untyped-call]
+        return self.after(*_replayed(self, *self.before(*tensors)))
 
     def gradients(
         self, saved: Sequence[Tensor], cotangents: Sequence[Tensor | None], needs: tuple[bool, ...],
         bounds: Tensor | None,
     ) -> Sequence[Tensor | None]:  # fmt: skip
         """Those of the real inputs and initial states."""
+        count = len(saved)
 
-        def run(
-            saved: list[Tensor], cotangents: list[Tensor | None], bounds: Tensor | None
-        ) -> tuple[Tensor | None, ...]:
-            call = self.call if bounds is None else replace(self.call, bounds=bounds)
-            return tuple(gradients(call, saved, cotangents, list(needs)))
+        def run(*values: Any) -> tuple[Tensor | None, ...]:
+            *tensors, last = values
+            call = self.call if last is None else replace(self.call, bounds=last)
+            return tuple(gradients(call, tensors[:count], tensors[count:], list(needs)))
 
-        values = [*saved], [*cotangents], bounds
+        values = (*saved, *cotangents, bounds)
         found: Sequence[Tensor | None]
-        found = run(*values) if torch.is_grad_enabled() else self.backwards(run, [needs], values)
+        found = run(*values) if torch.is_grad_enabled() else self.backwards(run, needs, values)
         return found
 
 
@@ -103,13 +105,20 @@ class _Replayed(torch.autograd.Function):
         return (None, *found, *([None] * entry.packed))
 
 
-_CALLS: Recent[Watched | Differentiable | Known] = Recent(2048)
+# What autograd.Function.apply ends in: torch.func, which it looks for first, is not at work in a replay.
+_replayed: Any = super(torch.autograd.Function, _Replayed).apply
+
+Entry = Watched | Differentiable
+_CALLS: Recent[Entry | Known] = Recent(2048)
+_NEWEST: dict[tuple[Any, type], Entry] = {}  # of each function and class, for as many as are in use
+_CLASSES = 512
 
 
 def forget() -> None:
     """Drop every record. Calls are checked and planned anew."""
     _CALLS.clear()
-    OPS.known.clear()
+    _NEWEST.clear()
+    OPS.forget()
 
 
 def replayed(run: F) -> F:
@@ -117,8 +126,16 @@ def replayed(run: F) -> F:
 
     @wraps(run)
     def face(operator: Any, /, *unnamed: Any, **keywords: Any) -> Any:
+        if not is_plain() or not isinstance(operator, type):
+            return run(operator, *unnamed, **keywords)
+        head, values = (law_check(), *keywords), (*unnamed, *keywords.values())
+        newest = _NEWEST.get((run, operator))
+        if newest is not None and newest.like is not None:
+            again = newest.like.tensors_of(head, values)
+            if again is not None and newest.watch.holds():
+                return newest(again)
         tensors: list[Tensor] = []
-        key = _call_key(run, operator, unnamed, keywords, tensors)
+        key = _call_key((run, operator, *head), keywords, values, tensors)
         if key is None:
             return run(operator, *unnamed, **keywords)
         found = _CALLS.get(key)
@@ -127,6 +144,7 @@ def replayed(run: F) -> F:
                 return _record(key, run, operator, unnamed, keywords, tensors)
             _CALLS.put(key, found or ONCE)
         elif found.watch.holds():
+            _keep_newest(run, operator, found)
             return found(tensors)
         else:
             _CALLS.put(key, ONCE)
@@ -135,14 +153,17 @@ def replayed(run: F) -> F:
     return cast("F", face)
 
 
+def _keep_newest(run: Any, operator: type, entry: Entry) -> None:
+    if len(_NEWEST) >= _CLASSES:
+        _NEWEST.clear()
+    _NEWEST[run, operator] = entry
+
+
 def _call_key(
-    run: Any, operator: Any, unnamed: tuple[Any, ...], keywords: dict[str, Any], tensors: list[Tensor]
+    head: Key, keywords: dict[str, Any], values: Sequence[Any], tensors: list[Tensor]
 ) -> Key | None:
     """What calls must have in common to be alike; None for one that is not plain, or not for kernels."""
-    if not is_plain() or not isinstance(operator, type):
-        return None
-    head = [run, operator, torch.is_grad_enabled(), law_check(), *keywords]
-    key = key_of(head, (*unnamed, *keywords.values()), tensors)
+    key = key_of(head, values, tensors)
     if key is None or not tensors or not (tensors[0].is_cuda or keywords.get("backend") == "triton"):
         return None
     bounds = keywords.get("cu_seqlens")  # of a CPU are looked at, every time
@@ -169,7 +190,8 @@ def _record(
         )
 
     recorder, result = recorded(same, tensors, gradient=gradient)
-    entry = _entry(recorder, seen)
+    like = Likeness.of((law_check(), *keywords), (*unnamed, *keywords.values()))
+    entry = _entry(recorder, seen, like)
     _CALLS.put(key, entry or NEVER)
     if not gradient:
         return result
@@ -177,10 +199,10 @@ def _record(
     return run(operator, *unnamed, **keywords) if entry is None else entry(tensors)
 
 
-def _entry(recorder: Recorder, seen: Watch) -> Watched | Differentiable | None:
+def _entry(recorder: Recorder, seen: Watch, like: Likeness | None) -> Entry | None:
     if not recorder.gradient:
-        run = plain(recorder)
-        return None if run is None else Watched(seen, run)
+        run = plain(recorder, None)
+        return None if run is None else Watched(seen, run, like)
     if not is_whole(recorder) or len(recorder.tapes) != 3:
         return None
     before, inside, after = map(function_of, recorder.tapes)
@@ -192,6 +214,7 @@ def _entry(recorder: Recorder, seen: Watch) -> Watched | Differentiable | None:
     results = [recorder.tapes[1].tensors[ref.index] for ref in recorder.tapes[1].returned]
     return Differentiable(
         seen,
+        like,
         last,
         replace(call, bounds=None),
         recorder.tapes[1].given - packed,

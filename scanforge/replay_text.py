@@ -43,9 +43,10 @@ _METHODS = frozenset({
     "unsqueeze", "zero_",
 })  # fmt: skip
 _NAME = re.compile(r"\b(?:t|rooms)[0-9]+\b")
+_GUARDS: Any = torch._C._dynamo.guards
 _QUICK = {  # what Inductor's text calls, on the current device: without parsing, without dispatch
-    "cpu": torch._C._dynamo.guards._empty_strided_cpu,  # type: ignore[attr-defined]
-    "cuda": torch._C._dynamo.guards._empty_strided_cuda,  # type: ignore[attr-defined]
+    "cpu": _GUARDS._empty_strided_cpu,
+    "cuda": _GUARDS._empty_strided_cuda,
 }
 _CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype})
 

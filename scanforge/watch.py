@@ -8,7 +8,7 @@ all is read again.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_, itemgetter
 from typing import Any
@@ -16,16 +16,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Checks, each of which is true as long as what it looks at is the same."""
+    """Whether nothing has changed: one function, since it runs at every call."""
 
-    checks: tuple[Callable[[], bool], ...]
+    holds: Callable[[], bool]
 
-    def holds(self) -> bool:
-        """Whether nothing has changed."""
-        for check in self.checks:  # noqa: SIM110 - quicker than a generator, at every call
-            if not check():
-                return False
-        return True
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """An expression that is true as long as what it looks at is the same, of objects by number."""
+
+    text: str
+    objects: tuple[Any, ...]
 
 
 class Reads:
@@ -34,8 +35,8 @@ class Reads:
     def __init__(self) -> None:
         self.lost = False
         self.asked: dict[int, tuple[Any, Mapping[str, Any], dict[str, None]]] = {}
-        self.classes: dict[int, Callable[[], bool]] = {}
-        self.others: dict[int, Callable[[], bool]] = {}
+        self.classes: dict[int, _Check] = {}
+        self.others: dict[int, _Check] = {}
         self.kept: list[Any] = []  # so that no id is used twice
 
     def name(self, owner: Any, names: Mapping[str, Any], name: str) -> None:
@@ -44,26 +45,23 @@ class Reads:
 
     def whole(self, cls: type) -> None:
         """All of a class's own namespace was read."""
-        names, order = vars(cls), cls.__mro__
-        found, values = list(names), list(names.values())
-
-        def same() -> bool:
-            return cls.__mro__ is order and [*names] == found and all(map(is_, names.values(), values))
-
+        names = vars(cls)
         self.kept.append(cls)
-        self.classes[id(cls)] = same
+        self.classes[id(cls)] = _Check(
+            "{0}.__mro__ is {1} and [*{2}] == {3} and all(map(is_, {2}.values(), {4}))",
+            (cls, cls.__mro__, names, [*names], [*names.values()]),
+        )
 
     def function(self, function: types.FunctionType) -> None:
         """A function's code, closure, defaults and attributes were read."""
-        f, code, names = function, function.__code__, [*function.__dict__]
-        by_place, by_name = function.__defaults__, function.__kwdefaults__
-
-        def same() -> bool:
-            told = f.__defaults__ is by_place and f.__kwdefaults__ is by_name
-            return told and f.__code__ is code and [*f.__dict__] == names
-
-        self._add(function, same)
-        if function.__closure__ or function.__kwdefaults__:
+        f = function
+        same = _Check(
+            "{0}.__code__ is {1} and {0}.__defaults__ is {2} and {0}.__kwdefaults__ is {3}"
+            " and [*{0}.__dict__] == {4}",
+            (f, f.__code__, f.__defaults__, f.__kwdefaults__, [*f.__dict__]),
+        )
+        self._add(f, same)
+        if f.__closure__ or f.__kwdefaults__:
             self.kept.append(same)
             self._add(same, _same_parts(lambda: _inner_parts(f)))
 
@@ -75,7 +73,7 @@ class Reads:
             value, _same_parts(lambda: [type(value), getattr(value, "__dict__", None), *_contents(value)])
         )
 
-    def _add(self, owner: Any, same: Callable[[], bool]) -> None:
+    def _add(self, owner: Any, same: _Check) -> None:
         self.kept.append(owner)
         self.others.setdefault(id(owner), same)
 
@@ -86,10 +84,33 @@ class Reads:
             for owner, (_, names, asked) in self.asked.items()
             if owner not in self.classes
         ]
-        return Watch((*self.classes.values(), *self.others.values(), *names))
+        return Watch(_function([*self.classes.values(), *self.others.values(), *names]))
 
 
-def _same_parts(parts: Callable[[], list[Any]]) -> Callable[[], bool]:
+def _function(checks: Sequence[_Check]) -> Callable[[], bool]:
+    """All checks, one after another."""
+    objects: dict[str, Any] = {"is_": is_}
+    lines = []
+    for check in checks:
+        names = [f"x{len(objects) + k}" for k in range(len(check.objects))]
+        objects |= zip(names, check.objects, strict=True)
+        lines.append(check.text.format(*names))
+    body = "\n            and ".join(lines) or "True"
+    text = f"""
+def holds():
+    try:
+        return (
+            {body}
+        )
+    except KeyError:  # a name is gone
+        return False
+"""
+    exec(compile(text, "<scanforge watch>", "exec"), objects)
+    holds: Callable[[], bool] = objects["holds"]
+    return holds
+
+
+def _same_parts(parts: Callable[[], list[Any]]) -> _Check:
     """Whether these objects stay the same."""
     found = parts()
 
@@ -97,7 +118,7 @@ def _same_parts(parts: Callable[[], list[Any]]) -> Callable[[], bool]:
         now = parts()
         return len(now) == len(found) and all(map(is_, now, found))
 
-    return same
+    return _Check("{0}()", (same,))
 
 
 def _inner_parts(function: types.FunctionType) -> list[Any]:
@@ -121,19 +142,12 @@ def is_empty(cell: types.CellType) -> bool:
     return False
 
 
-def _same_names(names: Mapping[str, Any], asked: Mapping[str, None]) -> Callable[[], bool]:
+def _same_names(names: Mapping[str, Any], asked: Mapping[str, None]) -> _Check:
     """Whether these names still give the same objects, and those that were not there still are not."""
     present = [n for n in asked if n in names]
     absent, keys = frozenset(asked).difference(present), names.keys()
     if not present:
-        return lambda: keys.isdisjoint(absent)
+        return _Check("{0}.isdisjoint({1})", (keys, absent))
     first = present[0]  # which an itemgetter of one name returns without a tuple
     get, values = itemgetter(first, *present), (names[first], *(names[n] for n in present))
-
-    def same() -> bool:
-        try:
-            return all(map(is_, get(names), values)) and keys.isdisjoint(absent)
-        except KeyError:
-            return False
-
-    return same
+    return _Check("all(map(is_, {0}({1}), {2})) and {3}.isdisjoint({4})", (get, names, values, keys, absent))

@@ -52,7 +52,7 @@ def test_lowerings(monkeypatch, lowering):
 
 @pytest.mark.parametrize("steps", [300, 4096], ids=["one walk", "groups of chunks"])
 def test_rooms_that_kernels_share(monkeypatch, steps):
-    """Products over chunks: what the kernels leave each other lies in one piece, which nothing fills first."""
+    """Products over chunks: what kernels leave each other lies in one piece, which nothing fills first."""
     torch.use_deterministic_algorithms(False)
     assert_replays(
         monkeypatch,
