@@ -37,7 +37,8 @@ def pages() -> dict[str, str | bytes]:
         found[f"gallery/{name}.md"] = entry(name, module)
         found[f"gallery/{name}.svg"] = plot(module)
         found |= {f"gallery/step_{d.__name__}.svg": sf.explain(d).svg() for d in module.DECLARED}
-        equation = inspect.getdoc(module.DECLARED[0]).splitlines()[0]
+        first = inspect.getdoc(module.DECLARED[0]).splitlines()[0].rstrip(".")
+        equation = first.partition(": ")[2] or first
         rows.append(f"| [{title}]({name}.md) | {formula(equation)} | {laws(module.DECLARED[0])} |")
     found["gallery/not_associative.md"] = refused(not_associative)
     found["gallery/index.md"] = "\n".join([*_OVERVIEW, *rows, "", *_REFUSED])
@@ -51,11 +52,18 @@ _OVERVIEW = (
     "gradients and every way of running them, and compare most with a formula without a scan. What "
     "`sf.check` says is printed when a page is built.",
     "",
-    "| | | laws |",
+    "| recurrence | a step | laws |",
     "| --- | --- | --- |",
 )
 REPORTED = "gla"
-_WRAPPED = ".sf .beside{flex-wrap:wrap}"  # a page's column is narrower than its window
+# A page's column is narrower than its window: drawings stand below each other, programs have small letters.
+_WRAPPED = """
+.sf .beside{flex-wrap:wrap}
+.md-grid{max-width:72rem}
+.md-typeset pre>code{font-size:.72em}
+.md-typeset table:not([class]) :is(td,th){padding:.6em .8em}
+@media (min-width:60em){.language-text pre>code{white-space:pre-wrap}}
+"""
 _REFUSED = (
     f"What `scanforge report examples/gallery/{REPORTED}.py:GLA` writes is [one page](report.html).",
     "",
@@ -116,6 +124,7 @@ def plot(module: ModuleType) -> bytes:
         figure = Figure(figsize=(7, 3.4), layout="constrained")
         axes = figure.subplots()
         module.draw(axes)
+        axes.set_xlabel(axes.get_xlabel() or "t")
         axes.spines[["top", "right"]].set_visible(False)
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None})

@@ -60,6 +60,7 @@ class Law:
     equation: str
     elements: tuple[str, ...]
     sides: Callable[[Meaning, Mapping[str, Values], Values], tuple[Values, Values]]
+    ways: tuple[str, str]  # what gives them, for people
 
 
 class Meaning:
@@ -114,17 +115,21 @@ def _identity(m: Meaning, e: Mapping[str, Values], x: Values) -> tuple[Values, V
 
 _ASSOCIATIVITY = "a.combine(b).combine(c) must act as a.combine(b.combine(c)) on every state"
 _ACTION = "e.combine(l).apply(x) must equal l.apply(e.apply(x)): `self` acts first, `later` second"
+_BRACKETS = ("a.combine(b).combine(c) gives", "a.combine(b.combine(c)) gives")
+_TWO_SIDED = "e before or after the identity must act as e alone"
+_ALONE = ("with the identity e gives", "alone it gives")
 LAWS = (
-    Law("associativity", _ASSOCIATIVITY, ("a", "b", "c"), _associativity),
-    Law("action", _ACTION, ("e", "l"), _action),
-    Law("identity", "the identity element must leave every state as it is", (), _identity),
-    Law("two-sided identity", "e before or after the identity must act as e alone", ("e",), _two_sided),
-)
+    Law("associativity", _ASSOCIATIVITY, ("a", "b", "c"), _associativity, _BRACKETS),
+    Law("action", _ACTION, ("e", "l"), _action, ("e.combine(l) gives", "l after e gives")),
+    Law("identity", "the identity element must leave every state as it is", (), _identity,
+        ("the identity gives", "and should leave")),
+    Law("two-sided identity", _TWO_SIDED, ("e",), _two_sided, _ALONE),
+)  # fmt: skip
 _NAN = (
     "The identity fills padding and chunks, and its infinity turned NaN, as in 0 times infinity: select with "
     'sf.where, or exclude the 0 with domain="positive".'
 )
-_SWAPPED = Law("action, operands swapped", _ACTION, ("e", "l"), _action_swapped)
+_SWAPPED = Law("action, operands swapped", _ACTION, ("e", "l"), _action_swapped, ("", ""))
 
 
 class _Switch:
@@ -279,6 +284,15 @@ def _error(operator: Operator, result: LawResult, results: tuple[LawResult, ...]
         left=broken.left,
         right=broken.right,
     )
+
+
+def counter_example(result: LawResult) -> str:
+    """What breaks a law, and what both of its sides make of it."""
+    broken = result.broken
+    assert broken is not None
+    ways = next(x.ways for x in LAWS if x.name == result.law)
+    left, right = (f"{way} {_pairs(x)}" for way, x in zip(ways, (broken.left, broken.right), strict=True))
+    return f"broken for {_pairs(broken.sample)}: {left}, {right}. {result.hint}".rstrip()
 
 
 def _pairs(values: Mapping[str, str]) -> str:

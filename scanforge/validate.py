@@ -67,9 +67,7 @@ def _law_row(result: laws.LawResult, of: str) -> Row:
     subject = f"law: {result.law}{of}"
     if result.broken is None:
         return Row(subject, str(result), True)
-    b = result.broken
-    shown = ", ".join(f"{n} = {v}" for n, v in b.sample.items())
-    return Row(subject, f"broken for {shown}: {b.left} is not {b.right}. {result.hint}".rstrip(), False)
+    return Row(subject, laws.counter_example(result), False)
 
 
 def _numeric_rows(operator: type[Operator] | type[Recurrence], example: Example) -> list[Row]:

@@ -41,4 +41,4 @@ def draw(axes: Axes) -> None:
     axes.plot(x, color="0.7", label="input")
     axes.plot(y[0, :, 0, 0], label="output")
     axes.fill_between(range(160), -1, 1, where=raw > 0, color="C2", alpha=0.12, label="step size large")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))

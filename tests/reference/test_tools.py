@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 
 import pytest
 import torch
@@ -77,6 +78,9 @@ class TestCheck:
         wrong = {row.subject for row in report.rows if not row.ok}
         assert wrong == {"law: associativity", "law: action", "law: identity", "law: two-sided identity"}
         assert "broken for a.x = " in next(row.result for row in report.rows)
+        action = next(row.result for row in report.rows if row.subject == "law: action")
+        sides = r"e\.combine\(l\) gives h = \S+, l after e gives h = \S+\."
+        assert re.fullmatch(rf"broken for e.x = \S+, l.x = \S+, h = \S+: {sides}", action)
         assert str(report).startswith("Half: WRONG")
         assert "WRONG" in capsys.readouterr().out
 
