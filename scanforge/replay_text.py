@@ -196,6 +196,8 @@ class _Writer:
         if not step.writes and self.whole.get(self.tape.roots[step.made[0]]) == step.made[0]:
             return ""
         args = [self._text(x) for x in step.args]
+        if name == "as_strided" and len(args) > 3:
+            args[3] = f"{args[0]}.storage_offset() + {args[3]}"
         keywords = [f"{n}={self._text(x)}" for n, x in step.keywords.items()]
         if name in _METHODS and isinstance(step.args[0], Ref):
             call = f"{args[0]}.{name}({', '.join(args[1:] + keywords)})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -17,19 +17,14 @@ from typing import Any
 import torch
 
 from scanforge import operators
-from scanforge.api import scan
-from scanforge.boundaries import bounded
 from scanforge.chunked_choice import why_not
 from scanforge.chunked_form import matrix_form
-from scanforge.declare import Operator
 from scanforge.example import Example, example, fields_of
 from scanforge.prepared import prepare
 from scanforge.recurrence import Recurrence
-from scanforge.sequential import sequential
+from scanforge.truth import Declared, as_given, lost
 
 Tensor = torch.Tensor
-Declared = type[Operator] | type[Recurrence]
-Run = Callable[[dict[str, Tensor], Sequence[Tensor]], list[Tensor]]  # tensors, states -> results
 SMALL = {"b": 2, "t": 5, "d": 3, "n": 2, "h": 2, "k": 3, "v": 2, "g": 2}
 MANY = {"b": 2, "t": 131, "d": 70, "n": 12, "h": 2, "k": 16, "v": 18, "g": 2}  # several tiles and chunks
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -158,39 +153,6 @@ def compare(declared: Declared, form: Form, backend: str, device: torch.device) 
     return Row(declared.__name__, form, *lost(declared, tensors, initial, device, **where))
 
 
-def lost(
-    declared: Declared, tensors: dict[str, Tensor], initial: Sequence[Tensor], device: torch.device,
-    backend: str, lowering: str | None = None, memory: str | None = None, **cuts: Any,
-) -> tuple[float, float]:  # fmt: skip
-    """How far values and gradients of a call are from the sequential loop in float64, relative to its size.
-
-    `cuts` are reverse, reset, mask and lengths. The gradients are by all float tensors and initial states.
-    """
-
-    def mine(named: dict[str, Any], start: Sequence[Tensor]) -> list[Tensor]:
-        options: dict[str, Any] = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in cuts.items()}
-        options |= {"backend": backend, "lowering": lowering, "memory": memory, "return_final_state": True}
-        found = scan(declared, initial_state=_given(start), **named, **options)
-        return [x for part in found for x in (part if isinstance(part, tuple) else (part,))]
-
-    truth = with_gradients(looped(declared, **cuts), tensors, initial, torch.Tensor.double)
-    got = with_gradients(mine, tensors, initial, lambda x: x.to(device))
-    values, gradients = (max(map(distance, xs, ys), default=0.0) for xs, ys in zip(got, truth, strict=True))
-    return values, gradients
-
-
-def looped(declared: Declared, dtype: torch.dtype = F64, **cuts: Any) -> Run:
-    """The sequential loop of tensors and initial states, in this dtype."""
-
-    def run(named: dict[str, Tensor], start: Sequence[Tensor]) -> list[Tensor]:
-        call = bounded(prepare(declared, named, _given(start)), **{"reverse": False, **cuts})
-        reverse = bool(cuts.get("reverse"))
-        outputs, finals = sequential(call.text, call.inputs, call.initial, reverse=reverse, dtype=dtype)
-        return [*call.outputs(outputs), *call.states(finals)]
-
-    return run
-
-
 def drawn(declared: Declared, form: Form) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
     """Tensors and initial states in the form's dtype, always the same: gates up to modulus 1, and ties."""
     found: Example = example(declared, None, {}, form.sizes)
@@ -199,47 +161,13 @@ def drawn(declared: Declared, form: Form) -> tuple[dict[str, Tensor], tuple[Tens
         f.name: _draw(f.kind, f.domain, found.tensors[f.name].shape, random).to(_dtype(f.kind, form.dtype))
         for f in fields_of(found.declared)
     }
-    call = prepare(declared, tensors, found.initial and _given([torch.zeros(x.shape) for x in found.initial]))
+    call = prepare(
+        declared, tensors, found.initial and as_given([torch.zeros(x.shape) for x in found.initial])
+    )
     starts = call.states(call.initial)
     kinds = ["float" if x.is_floating_point() else "int" for x in starts]
     initial = [_draw(k, "unit", x.shape, random).to(x.dtype) for k, x in zip(kinds, starts, strict=True)]
     return tensors, tuple(initial)
-
-
-def with_gradients(
-    run: Run,
-    tensors: dict[str, Tensor],
-    initial: Sequence[Tensor],
-    place: Callable[[Tensor], Tensor],
-) -> tuple[list[Tensor], list[Tensor]]:
-    """What `run` returns on these tensors, floats where `place` puts them, and the gradients of one sum."""
-
-    def leaf(x: Tensor) -> Tensor:
-        moved = place(x).detach() if x.is_floating_point() else x.to(place(torch.zeros(())).device)
-        return moved.requires_grad_(x.is_floating_point())
-
-    named, start = {n: leaf(x) for n, x in tensors.items()}, [leaf(x) for x in initial]
-    results = run(named, start)
-    random, read = torch.Generator().manual_seed(1), []
-    for x in (x for x in results if x.is_floating_point()):
-        cotangent = (torch.randint(-16, 17, x.shape, generator=random) / 8).to(x)
-        read += [(x, cotangent)] if x.requires_grad else []
-    wanted = [x for x in (*named.values(), *start) if x.requires_grad]
-    if not read:  # no result depends on any of them
-        return [x.detach() for x in results], [torch.zeros_like(x) for x in wanted]
-    outputs, cotangents = zip(*read, strict=True)
-    slopes = torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True, materialize_grads=True)
-    return [x.detach() for x in results], list(slopes)
-
-
-def distance(x: Tensor, truth: Tensor) -> float:
-    """The norm of the difference over that of the truth; equal infinities are no difference."""
-    if x.shape != truth.shape:
-        return float("inf")
-    x, truth = x.double().cpu(), truth.double().cpu()
-    apart = torch.where(x == truth, 0.0, x - truth).norm()
-    size = torch.where(truth.isfinite(), truth, 0.0).norm()
-    return float(apart / size if size else apart)
 
 
 def machine(device: torch.device) -> str:
@@ -258,10 +186,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "(not installed)"
-
-
-def _given(states: Sequence[Tensor]) -> Any:
-    return states[0] if len(states) == 1 else tuple(states) or None
 
 
 def _dtype(kind: str, floats: torch.dtype) -> torch.dtype:

@@ -30,7 +30,7 @@ def sequential(
     """
     scan = load(text)
     given = {i.name: _aligned(scan, i.dims, x, dtype) for i, x in zip(scan.inputs, inputs, strict=True)}
-    sizes = {a: max(x.shape[k] for x in given.values()) for k, a in enumerate(scan.axes)}
+    sizes = {a: _size([x.shape[k] for x in given.values()]) for k, a in enumerate(scan.axes)}
     for s, x0 in zip(scan.states, initial, strict=True):
         sizes.update(zip(scan.order(s.axes), x0.shape, strict=True))
     now = {s.name: _whole(scan, s, x0, dtype) for s, x0 in zip(scan.states, initial, strict=True)}
@@ -42,16 +42,21 @@ def sequential(
         previous = {before(n): x for n, x in now.items()}
         now = {n: after[n].expand(x.shape) for n, x in now.items()}
         rows[t] = _outcomes(scan.readout, here | now | previous, sizes, dtype)
-    outputs = [_settled(scan, o, [row[o.name] for row in rows], sizes) for o in scan.outputs]
+    outputs = [_settled(scan, o, [row[o.name] for row in rows], sizes, dtype) for o in scan.outputs]
     lanes = {s.name: [k for k, a in enumerate(scan.axes) if a not in s.axes] for s in scan.states}
     return outputs, [x.squeeze(lanes[n]) for n, x in now.items()]
+
+
+def _size(sizes: Sequence[int]) -> int:
+    """Where some are 1: no step is fewer than one."""
+    return next((n for n in sizes if n != 1), 1)
 
 
 def _outcomes(
     program: Program, values: Mapping[str, Tensor], sizes: Mapping[str, int], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """A program's outputs; tensors have all axes of the scan in order, size 1 for one that is lacking."""
-    known, dtypes = dict(values), {"float": dtype, "int": torch.int64, "bool": torch.bool}
+    known, dtypes = dict(values), _dtypes(dtype)
     for line in program.lines:
         arguments = [known[a] for a in line.args]
         if line.value is not None:
@@ -61,6 +66,10 @@ def _outcomes(
         else:
             known[line.var.name] = _function(line.op, dtype)(*arguments)
     return {name: known[variable] for name, variable in program.outputs}
+
+
+def _dtypes(floats: torch.dtype) -> dict[str, torch.dtype]:
+    return {"float": floats, "int": torch.int64, "bool": torch.bool}
 
 
 def _sum(program: Program, line: Line, x: Tensor, sizes: Mapping[str, int]) -> Tensor:
@@ -94,11 +103,14 @@ def _whole(scan: Scan, state: State, x0: Tensor, dtype: torch.dtype) -> Tensor:
     return _aligned(scan, scan.order(state.axes), x0, dtype)
 
 
-def _settled(scan: Scan, output: Output, column: list[Tensor], sizes: Mapping[str, int]) -> Tensor:
+def _settled(
+    scan: Scan, output: Output, column: list[Tensor], sizes: Mapping[str, int], dtype: torch.dtype
+) -> Tensor:
     """The steps side by side, broadcast to batch and time, summed over what the output lacks, in its dims."""
     shape = [sizes[a] if a in output.axes or is_outer(a) else 0 for a in scan.axes]
     shape[0] = 1
-    steps = []
+    none = torch.zeros([0, *(n or 1 for n in shape[1:])], dtype=_dtypes(dtype)[output.kind])
+    steps = [] if column else [none]
     for x in column:
         x = x.reshape([*[1] * (len(shape) - x.ndim), *x.shape])
         steps.append(x.expand([n or m for n, m in zip(shape, x.shape, strict=True)]))

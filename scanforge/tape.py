@@ -179,7 +179,7 @@ class Recorder(TorchDispatchMode):
         if any(x.device != y.device for x in made for y in read):
             self.trouble = f"{run} moves between devices"
             return
-        given, named = self._noted(args), {n: self._noted(x) for n, x in keywords.items()}
+        given, named = self._noted(_from_its_own(run, args)), {n: self._noted(x) for n, x in keywords.items()}
         tape, memory = self.tapes[-1], {x.untyped_storage()._cdata: x for x in reversed(read)}
         fresh = [x for x in made if self._index(x) is None]
         for x in fresh:
@@ -219,6 +219,12 @@ class Recorder(TorchDispatchMode):
                 return None
             return Ref(index)
         return tuple(map(self._noted, value)) if isinstance(value, tuple | list) else value
+
+
+def _from_its_own(run: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The offset of as_strided, counted from the tensor's own: the next one may begin elsewhere in memory."""
+    absolute = run is torch.ops.aten.as_strided.default and args[3:] not in {(), (None,)}
+    return (*args[:3], args[3] - args[0].storage_offset()) if absolute else args
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -226,13 +226,16 @@ def recurrences(draw) -> Drawn:
     return Drawn(inputs, tuple(names), tuple(state_axes), leaves, tuple(readout), tuple(outputs))
 
 
-def tensors_of(drawn: Drawn, sizes: dict[str, int], seed: int):
+def tensors_of(drawn: Drawn, sizes: dict[str, int], seed: int, sequences: int = 0):
+    """Inputs and initial states; so many packed sequences lie behind each other in a batch of one."""
     g = generator(seed)
 
-    def one(axes):
-        return torch.randn([sizes[a] for a in axes], generator=g, dtype=F64).requires_grad_()
+    def one(axes, **others):
+        found = sizes | others
+        return torch.randn([found[a] for a in axes], generator=g, dtype=F64).requires_grad_()
 
-    return {n: one(a) for n, a in drawn.inputs.items()}, tuple(one(a) for a in drawn.states().values())
+    inputs = {n: one(a, **({"b": 1} if sequences else {})) for n, a in drawn.inputs.items()}
+    return inputs, tuple(one(a) for a in drawn.states().values())
 
 
 def options_of(sizes: dict[str, int], seed: int) -> dict[str, object]:

@@ -17,7 +17,7 @@ from tests.random_recurrences import ORDER, Drawn, recurrences, tensors_of
 from tests.reference.test_random_operators import Made, operators, product, segmented
 
 DTYPES = (torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16)
-CUTS = ("none", "none", "reset", "mask", "both", "lengths")
+CUTS = ("none", "none", "reset", "mask", "reset mask", "lengths", "packed", "packed reset", "packed mask")
 PLACES = {"contiguous": torch.clone, "guarded": guarded, **LAYOUTS}
 
 
@@ -39,15 +39,24 @@ class Call:
     def declared(self) -> type[sf.Operator] | type[sf.Recurrence]:
         return self.made.operator() if isinstance(self.made, Made) else self.made.recurrence()
 
+    @property
+    def sequences(self) -> int:
+        """How many are packed, where any are: the batch's width."""
+        return self.widths[0] if "packed" in self.cut else 0
+
+    @property
+    def batch(self) -> int:
+        return 1 if self.sequences else self.widths[0]
+
     def tensors(self) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """The tensors in their dtype and memory, and the initial states."""
         sizes = dict(zip(ORDER, self.widths, strict=True)) | {"t": self.steps}
         if isinstance(self.made, Made):
-            g, shape = generator(self.seed), (sizes["b"], sizes["t"], sizes["d"])
+            g, shape = generator(self.seed), (self.batch, sizes["t"], sizes["d"])
             found = {n: p.draw(g, shape) for n, p in self.made.leaves.items()}
-            initial = tuple(p.draw(g, (shape[0], shape[2])) for p in self.made.states.values())
+            initial = tuple(p.draw(g, (sizes["b"], shape[2])) for p in self.made.states.values())
         else:
-            found, initial = tensors_of(self.made, sizes, self.seed)
+            found, initial = tensors_of(self.made, sizes, self.seed, self.sequences)
         places = list(PLACES.values())
         chosen = torch.randint(len(places), (len(found),), generator=generator(self.seed + 1)).tolist()
 
@@ -60,12 +69,15 @@ class Call:
         return tensors, tuple(x.detach().to(wide) for x in initial) if self.initial else ()
 
     def options(self) -> dict[str, Any]:
-        g, shape = generator(self.seed + 2), (self.widths[0], self.steps)
+        g, shape = generator(self.seed + 2), (self.batch, self.steps)
         options: dict[str, Any] = {"reverse": self.reverse}
-        if self.cut in {"reset", "both"}:
+        if "reset" in self.cut:
             options["reset"] = chance(g, shape, 0.3)
-        if self.cut in {"mask", "both"}:
+        if "mask" in self.cut:
             options["mask"] = chance(g, shape, 0.7)
+        if "packed" in self.cut:
+            inside = torch.randint(0, self.steps + 1, (self.sequences - 1,), generator=g).sort().values
+            options["cu_seqlens"] = torch.cat([torch.tensor([0]), inside, torch.tensor([self.steps])])
         if self.cut == "lengths":
             options["lengths"] = torch.randint(0, self.steps + 1, shape[:1], generator=g)
         return options | ({"memory": self.memory} if self.memory else {})

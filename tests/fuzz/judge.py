@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scanforge.backend import LOWERINGS
-from scanforge.selfcheck import distance, looped, lost, with_gradients
+from scanforge.truth import distance, looped, lost, with_gradients
 from tests.fuzz.cases import Call
 from tests.kernels import Tiles
 from tests.tolerances import TOLERANCES

@@ -38,7 +38,7 @@ import torch
 from torch import inf, nan  # noqa: F401
 
 import scanforge as sf
-from scanforge.selfcheck import lost
+from scanforge.truth import lost
 
 
 '''

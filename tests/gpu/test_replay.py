@@ -41,6 +41,15 @@ def test_layouts(monkeypatch, layout):
     )
 
 
+@pytest.mark.parametrize("lowering", ["ordered_tile", "split", "chunked"])
+def test_tensors_that_begin_elsewhere_in_their_memory(monkeypatch, lowering):
+    assert_replays(
+        monkeypatch,
+        lambda given: sf.scan(BY_NAME["HGRN2"].recurrence, **given, lowering=lowering),
+        lambda seed: given_of("HGRN2", seed, place=lambda x: guarded(x, shift=64 * seed), k=16, v=16),
+    )
+
+
 @pytest.mark.parametrize("lowering", ["ordered_tile", "split"])
 def test_lowerings(monkeypatch, lowering):
     assert_replays(

@@ -49,6 +49,17 @@ def test_recurrences(monkeypatch, name):
     )
 
 
+@pytest.mark.parametrize("lowering", ["ordered_tile", "split", "chunked"])
+def test_tensors_that_begin_elsewhere_in_their_memory(monkeypatch, lowering):
+    """As slices of a larger tensor do, or gradients inside one: only what is theirs is read and written."""
+    entry, sizes = BY_NAME["HGRN2"], {"b": 1, "h": 1, "t": 20, "k": 2, "v": 2}
+    assert_replays(
+        monkeypatch,
+        lambda given: sf.scan(entry.recurrence, **given, backend="triton", lowering=lowering),
+        lambda seed: given_of(entry, seed, place=lambda x: guarded(x, shift=4 * seed), **sizes),
+    )
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options(monkeypatch, option):
     """SelectiveSSM keeps few states, and runs forward again; RGLRU keeps one for every tile."""

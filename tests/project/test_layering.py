@@ -24,8 +24,8 @@ STAGES = [
     "workspace", "replay_text", "alike", "repeats", "work",
     "pointwise", "chunked_setting", "chunked_work", "chunked_run", "chunked_back", "split", "refill",
     "packed_work", "launch_triton", "listing", "library", "op", "replay", "ops", "validate", "planned",
-    "report", "show", "api", "timing", "tools", "candidates", "trial", "tuner", "selfcheck", "distributed",
-    "cli", "__init__",
+    "report", "show", "api", "truth", "timing", "tools", "candidates", "trial", "tuner", "selfcheck",
+    "distributed", "cli", "__init__",
 ]  # fmt: skip
 
 # Only an alias of the shipped layers; nothing in the compiler knows it.

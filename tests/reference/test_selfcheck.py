@@ -9,7 +9,7 @@ import scanforge as sf
 from models.hgrn2 import TiedKeys
 from models.minmax.neuron import LinearGated
 from models.ssm import GroupedEuler
-from scanforge import selfcheck
+from scanforge import selfcheck, truth
 from scanforge.boundaries import bounded
 from scanforge.prepared import prepare
 from scanforge.sequential import sequential
@@ -117,7 +117,7 @@ def test_an_error_says_what_was_checked(monkeypatch):
     def stop(*_, **__):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(selfcheck, "scan", stop)
+    monkeypatch.setattr(truth, "scan", stop)
     with pytest.raises(RuntimeError) as caught:
         selfcheck.run([sf.Affine], "reference", CPU)
     assert caught.value.__notes__ == ["This happened in the self-check of Affine (loop, float64, 131 steps)."]
@@ -125,11 +125,11 @@ def test_an_error_says_what_was_checked(monkeypatch):
 
 def test_a_nan_is_wrong():
     one = torch.ones(3)
-    assert selfcheck.distance(one, one) == 0
+    assert truth.distance(one, one) == 0
     assert not selfcheck.Row("X", selfcheck.FORMS["reference"][0], float("nan"), 0.0).ok
-    assert selfcheck.distance(one * float("nan"), one) != selfcheck.distance(one, one)
-    assert selfcheck.distance(one[:2], one) == float("inf")
-    assert selfcheck.distance(one * float("inf"), one * float("inf")) == 0
+    assert truth.distance(one * float("nan"), one) != truth.distance(one, one)
+    assert truth.distance(one[:2], one) == float("inf")
+    assert truth.distance(one * float("inf"), one * float("inf")) == 0
 
 
 def test_variants_that_a_compiler_leaves_behind_do_not_count(monkeypatch):
