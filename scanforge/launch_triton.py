@@ -98,16 +98,24 @@ def _is_fresh(
 
 
 def _targets(
-    dims: dict[str, tuple[str, ...]], outputs: dict[str, Tensor], computed: torch.dtype, *, fresh: bool
-) -> dict[str, Tensor]:
-    """Where kernels write: sums over time in the dtype of the computation, 0 if they are added to."""
+    dims: dict[str, tuple[str, ...]], outputs: dict[str, Tensor], computed: torch.dtype, *, fresh: bool,
+    lanes: frozenset[str] = frozenset(),
+) -> dict[str, Tensor]:  # fmt: skip
+    """Where kernels write: sums over time in the dtype of the computation, 0 if they are added to.
+
+    So are sums over some of the `lanes`, where there are any: torch then leaves them in place.
+    """
     made = {}
     for n, x in outputs.items():
         dtype = computed if x.is_floating_point() else x.dtype
-        here = TIME in dims[n] or (fresh and x.dtype == dtype)
-        made[n] = (
-            x if here else x.new_empty(x.shape, dtype=dtype) if fresh else x.new_zeros(x.shape, dtype=dtype)
-        )
+        timed = TIME in dims[n]
+        whole = lanes <= {*dims[n]}
+        if (timed and whole) or (x.dtype == dtype and (timed or fresh)):
+            made[n] = x
+        elif fresh or timed:
+            made[n] = x.new_empty(x.shape, dtype=dtype)
+        else:
+            made[n] = x.new_zeros(x.shape, dtype=dtype)
     return made
 
 
@@ -213,7 +221,8 @@ def backward(
     segments = keep.rows(sizes[TIME]) if keep.refill else 1
     best = None if bounds is not None else tuned.choice(text, BACKWARD, sizes, tensors)
     fresh = segments == 1 and _is_fresh(text, sizes, options, bounds, best)
-    targets = _targets(by_gradient, gradients, options.dtype, fresh=fresh)
+    lanes = frozenset(scan.lanes).difference(pipeline.inside_axes(text).axes if segments > 1 else scan.lanes)
+    targets = _targets(by_gradient, gradients, options.dtype, fresh=fresh, lanes=lanes)
     ends = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in seeds]
     work = Work(
         scan.lanes,

@@ -16,6 +16,7 @@ from scanforge import pipeline
 from scanforge.ir.scan import BATCH, Scan, State, load
 from scanforge.pipeline import Wanted
 from scanforge.plan import Keep, held_plan
+from scanforge.sums import Sums
 from scanforge.tile import Tile
 from scanforge.views import of_state
 from scanforge.work import Views, Work, launch
@@ -41,7 +42,8 @@ def in_segments(
     again = states(scan, scan.states, rooms, sizes, over=True)
     spare = states(scan, scan.states, [torch.empty_like(x[0]) for x in kept], sizes)
     passed = [{n: v.like() for n, v in work.starts.items()} for _ in range(2)]
-    mu, count = work.starts, keep.rows(work.steps)
+    mu, count, sums = work.starts, keep.rows(work.steps), Sums()
+    work = replace(work, sums=sums)
     for k in reversed(range(count)):
         start = k * keep.spacing
         length = min(keep.spacing, work.steps - start)
@@ -53,6 +55,7 @@ def in_segments(
         down = held(length, backward=True, best=best)
         launch(back, replace(part, starts=mu, ends=after), computed, down, rows=keep.refill)
         mu = after
+    sums.settle()
 
 
 def fenced(scan: Scan, work: Work, sizes: dict[str, int], axis: str) -> tuple[Work, Keep]:

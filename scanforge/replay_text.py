@@ -199,7 +199,9 @@ class _Writer:
         if name == "as_strided" and len(args) > 3:
             args[3] = f"{args[0]}.storage_offset() + {args[3]}"
         keywords = [f"{n}={self._text(x)}" for n, x in step.keywords.items()]
-        if name in _METHODS and isinstance(step.args[0], Ref):
+        if "out" in step.keywords:
+            call = f"{self._bind(getattr(torch, name), name)}({', '.join(args + keywords)})"
+        elif name in _METHODS and isinstance(step.args[0], Ref):
             call = f"{args[0]}.{name}({', '.join(args[1:] + keywords)})"
         elif step.run in _CASTS and [*step.keywords, *args[1:]] in (["dtype"], args[1:2]):
             call = f"{args[0]}.to({(*args[1:], *keywords)[0]})"

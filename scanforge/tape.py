@@ -186,10 +186,11 @@ class Recorder(TorchDispatchMode):
             source = memory.get(x.untyped_storage()._cdata)
             at = None if source is None else self._index(source)
             self._add(x, None if at is None else tape.roots[at])
+        values = dict(zip((a.name for a in run._schema.arguments), args, strict=False)) | keywords
         written = [
-            value
-            for value, declared in zip(args, run._schema.arguments, strict=False)
-            if declared.alias_info is not None and declared.alias_info.is_write
+            values.get(a.name)
+            for a in run._schema.arguments
+            if a.alias_info is not None and a.alias_info.is_write
         ]
         roots = frozenset(tape.roots[i] for i in indices(self._noted(tuple(written))))
         if not roots and not fresh:

@@ -38,23 +38,34 @@ class View:
             return self.tensor
         return self.tensor.as_strided((1,), (1,), self.tensor.storage_offset() + self.offset)
 
+    def place(self, order: Sequence[int]) -> Tensor | None:
+        """A tensor of the dimensions in this order; None where one runs backwards, as torch's cannot."""
+        sizes, strides = [self.shape[i] for i in order], [self.strides[i] for i in order]
+        if any(stride < 0 for stride in strides):
+            return None
+        return self.tensor.as_strided(sizes, strides, self.tensor.storage_offset() + self.offset)
+
     def take(self, source: Tensor, order: Sequence[int], *, add: bool = False) -> None:
         """Write, or add, a tensor of the dimensions in this order."""
-        sizes, strides = [self.shape[i] for i in order], [self.strides[i] for i in order]
-        backwards = [k for k, stride in enumerate(strides) if stride < 0]  # torch has no such strides
-        start = self.offset + sum((sizes[k] - 1) * strides[k] for k in backwards)
-        target = self.tensor.as_strided(
-            sizes, [abs(x) for x in strides], self.tensor.storage_offset() + start
-        )
+        backwards = [k for k, i in enumerate(order) if self.strides[i] < 0]
+        view = self
+        for i in (order[k] for k in backwards):
+            view = view.turned(i)
+        target = view.place(order)
+        assert target is not None
         source = source.flip(backwards) if backwards else source
         target.add_(source) if add else target.copy_(source)
 
+    def turned(self, dim: int) -> Self:
+        """From the last entry of a dimension to the first."""
+        strides = [*self.strides]
+        strides[dim] = -strides[dim]
+        offset = self.offset - (self.shape[dim] - 1) * strides[dim]
+        return replace(self, offset=offset, strides=tuple(strides))
+
     def flipped(self) -> Self:
         """From the last step to the first."""
-        step = self.strides[0]
-        return replace(
-            self, offset=self.offset + (self.shape[0] - 1) * step, strides=(-step, *self.strides[1:])
-        )
+        return self.turned(0)
 
     def steps(self, start: int, count: int) -> Self:
         """Some steps of time."""

@@ -14,6 +14,7 @@ from scanforge import dtypes, tape
 from scanforge.emit.form import CHUNK_AXIS, Form, Kernel
 from scanforge.ir.scan import BATCH
 from scanforge.plan import Held, Keep
+from scanforge.sums import Sum, Sums, settle
 from scanforge.tile import Composed, Fixed, Tile, bucket, fitting_tile
 from scanforge.views import Lanes, View, across_time, lay_out
 
@@ -43,6 +44,7 @@ class Work:
     bounds: Bounds | None = None
     fresh: bool = False  # outputs without time hold nothing yet
     rest: bool = False  # what other launches left: the kernel is the same for any number of steps
+    sums: Sums | None = None  # outputs without time to which other launches add, until they are settled
 
     def over_time(self, change: Callable[[View], View], kept: Callable[[View], View]) -> Self:
         """The same work with its views over time changed."""
@@ -145,11 +147,10 @@ def launch(
     kernel, function = make(_form(work, lanes, held, tile, computed, keep, rows))
     if not held.whole and any(r.timed and not r.inner for r in kernel.outputs):
         tile = replace(tile, lanes=32)  # a warp adds up its lanes
-    sums = [_Sum.of(work, n, lanes, tile, computed) for n in work.outputs]
-    placed = replace(work, outputs={n: s.view for n, s in zip(work.outputs, sums, strict=True)})
+    found = {n: Sum.of(v, lanes, tile, computed, fresh=work.fresh) for n, v in work.outputs.items()}
+    placed = replace(work, outputs={n: s.view for n, s in found.items()})
     call(function, kernel, placed, tile, lanes, held, computed)
-    for s in sums:
-        s.settle()
+    settle(found, work.sums)
 
 
 def _form(
@@ -199,49 +200,6 @@ def _tile(
     shared = zip(lanes.sizes, lanes.groups, strict=True)
     *outer, inner_lanes = (bucket(n) if chunk and 0 in group else n for n, group in shared)
     return fitting_tile(work.steps, inner_lanes, prod(outer), items or (4,), fixed, composed, best)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """Where a kernel writes an output: in place if it has all groups of lanes, else in parts to add up."""
-
-    target: View
-    view: View
-    order: tuple[int, ...]  # the dimensions that the target has, as they stand in the parts
-    parts: Tensor | None
-    add: bool
-
-    @classmethod
-    def of(cls, work: Work, name: str, lanes: Lanes, tile: Tile, computed: torch.dtype) -> Self:
-        """The place of an output."""
-        target = work.outputs[name]
-        lacking = [
-            g for g, axes in enumerate(lanes.groups) if axes and not any(target.has[1 + i] for i in axes)
-        ]
-        add = not target.has[0] and not work.fresh
-        if not lacking and not add:
-            return cls(target, target, (), None, False)
-        sizes = list(lanes.sizes)
-        sizes[-1] = -(-lanes.inner // tile.lanes)
-        # packed sequences share a target's batch axis, of stride 0: their rows lie apart in time
-        own = [i for i, has in enumerate(target.has) if has and (target.strides[i] or target.shape[i] == 1)]
-        order = tuple(sorted(own, key=lambda i: -abs(target.strides[i])))
-        shape = [sizes[g] for g in lacking] + [target.shape[i] for i in order]
-        dtype = computed if target.tensor.is_floating_point() else target.tensor.dtype
-        parts = target.tensor.new_empty(shape, dtype=dtype)
-        strides = [0] * len(target.shape)
-        for k, i in enumerate(order):
-            strides[i] = parts.stride(len(lacking) + k)
-        for k, g in enumerate(lacking):
-            strides[1 + lanes.groups[g][-1]] = parts.stride(k)
-        return cls(target, replace(target, tensor=parts, offset=0, strides=tuple(strides)), order, parts, add)
-
-    def settle(self) -> None:
-        """Add the parts up, always in the same order."""
-        if self.parts is not None:
-            lead = self.parts.ndim - len(self.order)
-            total = self.parts.sum(list(range(lead))) if lead else self.parts
-            self.target.take(total, self.order, add=self.add)
 
 
 def call(

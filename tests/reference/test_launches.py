@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import scanforge as sf
-from scanforge import replay
+from scanforge import repeats, replay
+from scanforge.replay_text import function_of
 from tests.launches import Launches
 from tests.recurrences import BY_NAME, draw
 from tests.subprocesses import ROOT
@@ -114,6 +115,28 @@ def test_memory_that_is_to_be_filled_is_another_call(launches):
         made = [sf.scan(BY_NAME["Decay"].recurrence, **tensors, backend="triton") for _ in range(3)]
         assert [x.again for x in launches.taken()] == again
         assert not fills or made[-1].isnan().all()  # which no kernel has written
+
+
+def test_segments_are_summed_once(launches, monkeypatch):
+    """What segments leave of sums over time is added up; other sums are left where they belong."""
+    texts: list[str] = []
+
+    def noted(recorded):
+        texts.append(function_of(recorded).__doc__ or "")
+        return function_of(recorded)
+
+    monkeypatch.setattr(repeats, "function_of", noted)
+    tensors = given("Mamba", b=2, t=256, d=256, n=16)
+    for _ in range(4):  # a replay is the third, and its backward pass has been recorded with the fourth
+        call("Mamba", tensors, lowering="ordered_tile")
+    backward = max(texts, key=len)
+    segments = backward.count("function_") // 2
+    over_time, over_lanes = ("bias", "D", "A_log"), ("B", "C")
+    assert segments > 2
+    assert backward.count(".sum(") == len(over_time)
+    assert backward.count(".add_(") == len(over_time) * (segments - 1)
+    assert backward.count("out=") == len(over_lanes) * segments
+    assert "copy_" not in backward
 
 
 def test_nothing_is_launched_past_the_recorder():
