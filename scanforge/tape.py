@@ -1,9 +1,8 @@
 """Watch a computation, and note what it does to tensors: operations, and launches of kernels.
 
-A recorder sees every tensor operation below autograd, and every launch that goes through `launch`. What it
-notes is a tape: the steps that matter for what comes out, of which `replay_text` writes a function that does
-the same again to other tensors of the same shapes, strides and dtypes. What depended on the numbers in a
-tensor cannot be done again blindly, and is noted as trouble.
+A recorder sees every tensor operation below autograd, and every launch that goes through `launch`. Its tape
+has the steps that matter for what comes out: `replay_text` writes a function that does the same to tensors of
+the same shapes, strides and dtypes. What depends on numbers in a tensor is noted as trouble.
 """
 
 from __future__ import annotations
@@ -125,6 +124,8 @@ def indices(value: Any) -> Iterator[int]:
 
 class Recorder(TorchDispatchMode):
     """Notes what runs while it is entered. With `gradient` a tape ends where autograd stands between two."""
+
+    _should_skip_dynamo = classmethod(lambda _: False)  # to be told, torch would import its whole compiler
 
     def __init__(self, given: Sequence[Tensor], *, gradient: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

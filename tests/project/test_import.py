@@ -28,6 +28,16 @@ class Block:
 sys.meta_path.insert(0, Block())
 """
 
+REPEATED = """
+import os, sys
+os.environ["TRITON_INTERPRET"] = "1"
+import torch, scanforge as sf
+a, b = (torch.rand(1, 4, 8, requires_grad=True) for _ in "ab")
+for _ in range(3):
+    torch.autograd.grad(sf.scan(sf.Affine, a=a, b=b, backend="triton").sum(), (a, b))
+print("torch._dynamo" in sys.modules)
+"""
+
 HIDE_TRITON = """
 import sys
 sys.modules["triton"] = None
@@ -43,6 +53,11 @@ def test_import_loads_nothing_heavy(tmp_path: Path):
 def test_import_makes_no_cuda_call(tmp_path: Path):
     code = "import scanforge, torch; print(torch.cuda.is_initialized())"
     assert run_python("-c", code, cwd=tmp_path).strip() == "False"
+
+
+def test_no_call_imports_the_compiler(tmp_path: Path):
+    """torch's own takes seconds, and would come at the second call, which is noted to be done again."""
+    assert run_python("-c", REPEATED, cwd=tmp_path).strip() == "False"
 
 
 @pytest.mark.parametrize("missing", [BLOCK_TRITON, HIDE_TRITON], ids=["not installed", "None in sys.modules"])
