@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(WORKERS)
 # The checkout itself is what runs, installed or not.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: demo test test-all test-gpu check format fuzz bench bench-compare
+.PHONY: demo test test-all test-gpu sanitize check format fuzz bench bench-compare
 
 demo: $(ENV)
 	$(PYTHON) examples/prices.py
@@ -41,6 +41,10 @@ test-all: check $(ENV_ALL)
 # On a machine with a GPU: make PYTHON=python3 test-gpu
 test-gpu: $(ENV)
 	GPU_REPORT=build/gpu-tests.json $(PYTHON) -m pytest -m gpu tests/gpu tests/models
+
+# compute-sanitizer's memcheck, racecheck and initcheck on a GPU, in about two minutes; or what stands in.
+sanitize: $(ENV)
+	$(PYTHON) -m tests.gpu.sanitize
 
 check: $(ENV)
 	$(PYTHON) -m ruff format --check .
