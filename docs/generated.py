@@ -16,14 +16,14 @@ import models
 import scanforge as sf
 from examples import gallery
 from examples.gallery import not_associative
-from scanforge import cli, maths, operators, tools
+from scanforge import cli, distributed, maths, operators, tools
 from scanforge.show import svg
 from scanforge.show.explanation import Explanation
 
 API = {
     "Declare": ("Operator", "Recurrence", "Element", "Input", "State", "Output"),
     "Run": ("scan", "step", "prefixes"),
-    "Look": ("check", "explain", "source", "last_run", "set_law_check"),
+    "Look": ("check", "explain", "source", "last_run", "set_law_check", "tune"),
 }
 
 
@@ -145,10 +145,13 @@ def api() -> str:
     for heading, names in API.items():
         parts += [f"## {heading}", *(_documented(f"sf.{n}", getattr(sf, n)) for n in names)]
     parts += [_documented(f"sf.explain(...).{n}", getattr(Explanation, n)) for n in ("svg", "html")]
+    many = [_documented(f"sf.distributed.{n}", getattr(distributed, n)) for n in distributed.__all__]
+    parts += ["## Many devices", *many]
     parts += ["## From a shell", "\n".join(["| | |", "| --- | --- |", *_commands()])]
     parts += ["`module:Name` may be `path/to/file.py:Name`; `scanforge COMMAND --help` names all options."]
     parts += [
         "## Operators",
+        "`sf.Affine` is `sf.operators.Affine`.",
         *(_documented(f"sf.operators.{n}", getattr(operators, n)) for n in operators.__all__),
     ]
     parts += ["## Maths", "Functions for methods. Operators of Python work too: `+ - * / ** < <= == & | ~`."]

@@ -13,9 +13,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import models
 import scanforge as sf
 from docs import generated, hooks
 from examples import gallery
+from scanforge import cli
 from tests.docs.browser import browser, walked
 from tests.subprocesses import ROOT
 
@@ -161,6 +163,17 @@ def test_a_mark_without_its_program_or_part_is_refused():
             hooks._filled(page, "page.md")
     with pytest.raises(hooks.PluginError, match="nothing was raised"):
         hooks.raised("x = 1", "LawError")
+
+
+def test_every_public_name_is_on_the_page_of_the_api():
+    text = generated.api()
+    modules = {"maths", "operators", "distributed"}
+    names = {f"sf.{n}" for n in sf.__all__ if n not in {*modules, "ScanforgeError", "__version__"}}
+    names |= {f"sf.{m}.{n}" for m in modules - {"maths"} for n in getattr(sf, m).__all__}
+    names |= {f"models.{n}" for n in models.__all__}
+    names |= {f"scanforge {c.callback.__name__} " for c in cli.app.registered_commands if c.callback}
+    shown = {n for n in names if f"`{n}`" in text or (n.endswith(" ") and f"`{n.strip()}" in text)}
+    assert names - shown == set()
 
 
 def test_docstrings_become_markdown():
