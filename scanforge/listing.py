@@ -64,7 +64,8 @@ def launches(
 
     They are those on the GPU at hand if there is one, with the tiles that tuning has found there.
     """
-    return _launches(text, which, sizes, dtype, lowering, memoryless())
+    with nullcontext() if torch.cuda.is_available() else forcing({}):
+        return _launches(text, which, sizes, dtype, lowering, memoryless())
 
 
 def shipped_launches(text: str, which: str, sizes: dict[str, int], dtype: torch.dtype) -> list[Launched]:
