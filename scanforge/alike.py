@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch.autograd import forward_ad
 
-from scanforge.replay_text import profiled
+from scanforge.launcher import profiled
 
 Tensor = torch.Tensor
 Key = tuple[Any, ...]

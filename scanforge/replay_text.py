@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -31,6 +30,7 @@ from typing import Any
 
 import torch
 
+from scanforge.launcher import Known, on_device, unwrapped
 from scanforge.lean import lean, touched
 from scanforge.tape import EMPTY, ZEROS, Launch, Op, Ref, Step, Tape, indices
 from scanforge.workspace import pieces
@@ -122,7 +122,7 @@ class _Writer:
         self.names |= {
             "current_device": torch._C._cuda_getDevice,
             "stream_of": torch._C._cuda_getCurrentRawStream,
-            "on_device": _on_device,
+            "on_device": on_device,
         }
         return [
             f"if current_device() != {index}:",
@@ -179,7 +179,9 @@ class _Writer:
             i = value.index
             i = self.whole.get(i, i)
             return self._bind(self.constants[i], "constant") if i in self.constants else f"t{i}"
-        if isinstance(value, tuple):
+        if isinstance(value, Known):
+            return value.text
+        if type(value) is tuple:
             return f"({''.join(f'{self._text(x)}, ' for x in value)})"
         if (
             value is None
@@ -228,19 +230,17 @@ class _Writer:
 
     def _launch(self, step: Launch) -> None:
         if step.compiled is None:  # Triton's interpreter takes tensors
-            args = [*map(self._text, step.args), f"**{self._bind(step.constants, 'constants')}"]
+            tensors = [*map(self._text, step.args), f"**{self._bind(step.constants, 'constants')}"]
             function = self._bind(step.function, "kernel")
-            return self._add(f"{function}[{self._text(step.grid)}]({', '.join(args)})")
-        names = step.function.arg_names
+            return self._add(f"{function}[{self._text(step.grid)}]({', '.join(tensors)})")
+        names, compiled = step.function.arg_names, step.compiled
         given = dict(zip(names, step.args, strict=False)) | step.constants
-        args = [self._pointer(x) if isinstance(x, Ref) else self._text(x) for x in (given[n] for n in names)]
-        compiled, grid = step.compiled, (*step.grid, 1, 1)[:3]
-        head = [
-            *map(str, grid), "stream", self._bind(compiled.function, "function"),
-            self._bind(compiled.packed_metadata, "packed"), "None", "None", "None",
-        ]  # fmt: skip
+        own = (given[n] for n in names)
+        args: list[Any] = [Known(self._pointer(x)) if isinstance(x, Ref) else x for x in own]
+        head = [*(*step.grid, 1, 1)[:3], Known("stream"), compiled.function, compiled.packed_metadata]
+        run, found = unwrapped(compiled.run, (*head, None, None, None, *args))
         looked_at = tuple(self._holder(i) for i in touched(self.tape, step) if i not in self.constants)
-        self._add(f"{self._bind(compiled.run, 'run')}({', '.join(head + args)})", looked_at)
+        self._add(f"{self._bind(run, 'run')}({', '.join(map(self._text, found))})", looked_at)
 
     def _addressed(self) -> Counter[int]:
         """How often launches are given an address in each tensor's memory."""
@@ -269,15 +269,3 @@ class _Writer:
 
 def _rooms() -> Iterator[str]:
     return (f"rooms{k}" for k in count())
-
-
-def _on_device(index: int, replay: Callable[..., Any], *tensors: Tensor) -> Any:
-    with torch.cuda.device(index):
-        return replay(*tensors)
-
-
-def profiled() -> bool:
-    """Whether a profiler of Triton's wants to be told of every launch, which a replay does not do."""
-    knobs = sys.modules.get("triton.knobs")
-    hooks = knobs and knobs.runtime.launch_enter_hook
-    return bool(hooks and hooks.calls)

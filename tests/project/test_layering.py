@@ -21,7 +21,7 @@ STAGES = [
     "chunked_vjp", "chunked_swap", "chunked_plan", "backend", "call", "call_recurrence", "example",
     "packed", "shipped", "tile", "plan", "emit", "pipeline", "tuned", "tangent", "launch", "sequential",
     "prepared", "boundaries", "views", "chunked_choice", "tape", "lean",
-    "workspace", "replay_text", "alike", "repeats", "sums", "work",
+    "workspace", "launcher", "replay_text", "alike", "repeats", "sums", "work",
     "pointwise", "chunked_setting", "chunked_work", "chunked_run", "chunked_back", "split", "refill",
     "packed_work", "launch_triton", "listing", "library", "op", "replay", "ops", "validate", "planned",
     "report", "show", "api", "truth", "timing", "tools", "candidates", "trial", "tuner", "selfcheck",
