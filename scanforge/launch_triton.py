@@ -55,7 +55,9 @@ def forward(
         {n: aligned(scan, shared(dims[n], t, bounds), t, sizes) for n, t in targets.items()},
         states(scan, scan.states, initial, sizes),
         states(scan, scan.states, result.finals, sizes),
-        states(scan, scan.states, result.kept, sizes, over=True, alone=bounds is not None) if keep else {},
+        states(scan, scan.states, result.kept, sizes, over=True, alone=bounds is not None)
+        if result.kept
+        else {},
         fresh=fresh,
     )
     work = packed(work, sizes[TIME], bounds, kept, reverse=options.reverse)
@@ -187,11 +189,12 @@ def allocate(
     finals = list(initial)
     if not inplace:
         finals = [torch.empty_like(x0, memory_format=torch.contiguous_format) for x0 in initial]
-    if not keep:
+    by_chunks = keep and chunked_choice.form_of(text, sizes, options, packed=bounds is not None)
+    if not keep or (by_chunks and bounds is None):  # whose backward pass begins with the initial states
         return Result(outputs, finals, [])
     plan = keeping(text, tensors, sizes, options, bounds)
     count = plan.rows(sizes[TIME]) if bounds is None else packed_rows(plan, sizes[TIME], bounds)
-    if bounds is not None and chunked_choice.form_of(text, sizes, options, packed=True):
+    if bounds is not None and by_chunks:
         count = bounds.numel() - 1
     axis, alone = pipeline.held_axis(text), bounds is not None
     kept = [room(scan, s, x0, count, axis, alone=alone) for s, x0 in zip(scan.states, initial, strict=True)]
@@ -202,7 +205,10 @@ def backward(
     text: str, wanted: Wanted, tensors: Sequence[Tensor], kept: Sequence[Tensor],
     cotangents: Sequence[Tensor], seeds: Sequence[Tensor], options: Options, bounds: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-    """The gradients of the wanted inputs in the scan's order, and the adjoint's final states."""
+    """The gradients of the wanted inputs in the scan's order, and the adjoint's final states.
+
+    `kept` is what the forward pass kept; where that is nothing, each initial state as a first row.
+    """
     scan = load(text)
     derived = pipeline.kernel_adjoint(text, wanted)
     sizes = _sizes(scan, tensors, (), None) | _sizes_of_states(scan, kept)

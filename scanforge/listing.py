@@ -140,5 +140,6 @@ def _backward(
     start = dict(zip((s.name for s in scan.states), states, strict=True))
     cotangents = [torch.empty_like(outputs[o]) for o, _ in derived.cotangents]
     seeds = [torch.empty_like(start[s]) for s, _ in derived.initial]
-    gradients, ends = backward(text, wanted, inputs, result.kept, cotangents, seeds, options)
-    return [*result.kept, *cotangents, *seeds, *gradients, *ends]
+    kept = result.kept or [x[None] for x in states]
+    gradients, ends = backward(text, wanted, inputs, kept, cotangents, seeds, options)
+    return [*kept, *cotangents, *seeds, *gradients, *ends]

@@ -154,7 +154,8 @@ def gradients(
     seeds = [_seed(of_state.get(state), start[state]) for state in order]
     seen = {name: g for output, name in derived.cotangents if (g := of_output[output]) is not None}
     if call.options.backend == "triton" and not torch.is_grad_enabled() and not _transformed():
-        slopes, ends = _one_kernel(call, wanted, derived, inputs, results[len(scan.outputs) :], seen, seeds)
+        kept = results[len(scan.outputs) :] or [x0[None] for x0 in initial]
+        slopes, ends = _one_kernel(call, wanted, derived, inputs, kept, seen, seeds)
     else:
         given = dict(zip((i.name for i in scan.inputs), inputs, strict=True)) | seen
         if derived.states_before:

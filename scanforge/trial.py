@@ -71,7 +71,7 @@ class Trial:
             found = launch_triton.forward(
                 self.call.text, self.call.inputs, self.call.initial, self.options, True
             )
-        return found.kept
+        return found.kept or [x[None] for x in self.call.initial]
 
     @cached_property
     def seeds(self) -> list[Tensor]:

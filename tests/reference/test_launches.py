@@ -39,6 +39,7 @@ def call(name: str, tensors: dict[str, Tensor], **options) -> None:
 CASES = [
     ("RGLRU", {}), ("RGLRU", {"reverse": True}), ("RGLRU", {"lowering": "split"}), ("Mamba", {}),
     ("Mamba", {"memory": "low"}), ("HGRN2", {"reverse": True}),
+    ("HGRN2", {"lowering": "chunked"}),
 ]  # fmt: skip
 
 
@@ -115,6 +116,18 @@ def test_memory_that_is_to_be_filled_is_another_call(launches):
         made = [sf.scan(BY_NAME["Decay"].recurrence, **tensors, backend="triton") for _ in range(3)]
         assert [x.again for x in launches.taken()] == again
         assert not fills or made[-1].isnan().all()  # which no kernel has written
+
+
+def test_products_over_chunks_keep_no_state(launches):
+    """The backward pass begins with the initial state, which is saved anyway."""
+    tensors = given("HGRN2", b=1, t=70, h=1, k=16, v=16)
+    for _ in range(4):
+        y = sf.scan(BY_NAME["HGRN2"].recurrence, **tensors, backend="triton", lowering="chunked")
+        *saved, initial, output = y.grad_fn.saved_tensors
+        assert [x.data_ptr() for x in saved] == [tensors[n].data_ptr() for n in ("q", "f", "v", "lower")]
+        assert output is y or output.data_ptr() == y.data_ptr()
+        assert set(initial.stride()) == {0}  # one number
+    assert launches.taken()[-1].again
 
 
 def test_segments_are_summed_once(launches, monkeypatch):
