@@ -20,7 +20,7 @@ export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 .PHONY: demo test test-all test-gpu sanitize check format fuzz bench bench-compare
 
 demo: $(ENV)
-	$(PYTHON) examples/prices.py
+	$(PYTHON) examples/ema_prices.py
 	$(PYTHON) examples/kernels.py
 	$(PYTHON) examples/train_languages.py
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples import ema_prices as example
 from examples import kernels
-from examples import prices as example
 from tests.subprocesses import ROOT, run_python
 
 
 def test_prices_runs_from_the_shell(tmp_path: Path):
     out = tmp_path / "figure.png"
-    script = str(ROOT / "examples" / "prices.py")
+    script = str(ROOT / "examples" / "ema_prices.py")
     printed = run_python(script, "--steps", "2", "--days", "60", "--out", str(out), cwd=tmp_path)
     assert out.read_bytes().startswith(b"\x89PNG")
     assert "60 days, 2004-08-19" in printed

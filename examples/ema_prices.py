@@ -4,7 +4,7 @@ An exponential average has one parameter, how much of yesterday it keeps. It is 
 tomorrow's move, range and volume. A dead band holds a position until the price is more than a width
 away. It is fitted to follow the price at the least cost, when every trade costs something.
 
-    python examples/prices.py [--steps 40] [--days 1047] [--out build/demo/prices.png]
+    python examples/ema_prices.py [--steps 40] [--days 1047] [--out build/demo/prices.png]
 """
 
 from __future__ import annotations
