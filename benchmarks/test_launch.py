@@ -14,7 +14,7 @@ from tests.launches import Compiled, Launches
 from tests.recurrences import BY_NAME, draw
 
 WITHOUT, WITH = 25e-6, 50e-6  # seconds of a call, without and with gradients
-SIZES = {"b": 2, "t": 64, "d": 64, "n": 16}
+SIZES = {"b": 2, "t": 64, "d": 64, "n": 16, "h": 2, "k": 32, "v": 32}
 WARM = 4
 
 
@@ -48,6 +48,19 @@ def test_scan(benchmark, name: str, grad: bool):
     tensors = inputs(name, grad=grad)
     recurrence = BY_NAME[name].recurrence
     measured(benchmark, lambda: sf.scan(recurrence, backend="triton", **tensors), WITH if grad else WITHOUT)
+
+
+@pytest.mark.parametrize("steps", [64, 4096], ids=["one walk", "groups of chunks"])
+@pytest.mark.parametrize("grad", [False, True], ids=["values", "with gradients"])
+def test_products_over_chunks(benchmark, grad: bool, steps: int):
+    """Three launches, or five, with rooms between them."""
+    tensors, _ = draw(BY_NAME["HGRN2"], dtype=torch.bfloat16, **(SIZES | {"t": steps}))
+    tensors = {n: x.requires_grad_(grad) for n, x in tensors.items()}
+    measured(
+        benchmark,
+        lambda: sf.scan(BY_NAME["HGRN2"].recurrence, backend="triton", lowering="chunked", **tensors),
+        WITH if grad else WITHOUT,
+    )
 
 
 @pytest.mark.parametrize("name", ["Decay", "RGLRU", "Mamba"])
