@@ -47,9 +47,14 @@ def adjoint(scan: Scan, wanted: frozenset[str], cotangents: frozenset[str], init
 
 
 def full_adjoint(scan: Scan) -> Adjoint:
-    """The adjoint for all gradients, from all cotangents: what `explain` shows."""
+    """The adjoint for all gradients, from all cotangents: what `explain` shows.
+
+    It is derived each time, since scans are equal whatever file and line they come from.
+    """
     wanted = frozenset(i.name for i in scan.inputs if i.kind == "float")
-    return adjoint(scan, wanted, frozenset(o.name for o in scan.outputs if o.kind == "float"), True)
+    return _Derivation(scan, wanted, frozenset(o.name for o in scan.outputs if o.kind == "float")).result(
+        True
+    )
 
 
 class _Derivation:

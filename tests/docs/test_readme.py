@@ -44,7 +44,8 @@ def test_what_explain_prints_is_what_it_prints(tmp_path: Path):
     assert shown
     program = tmp_path / "minmax.py"
     code = python_blocks(ROOT / "README.md")[0].code
-    program.write_text(f"{code}\nprint(sf.explain(MinMax))\n", encoding="utf-8")
+    before = "sf.explain(MinMax), sf.source(MinMax, 'backward')"  # lines are the user's, whatever ran before
+    program.write_text(f"{code}\n{before}\nprint(sf.explain(MinMax))\n", encoding="utf-8")
     printed = run_python("minmax.py", cwd=tmp_path)
     parts = [part for part in re.split(r"^\.\.\.\n", shown[1], flags=re.MULTILINE) if part]
     assert parts, "a line of three dots stands for what is left out; something is to be left"
