@@ -196,7 +196,7 @@ def _launches(found: Pass) -> str:
 
 def _kept_on_gpu(p: Planned) -> str:
     if p.kernel.lowering == "chunked":
-        return "the first state, from which a walk over chunks makes those before each again"
+        return "the initial state alone, from which a walk over chunks makes those before each again"
     return f"the states before every {p.spacing} steps, from which the backward kernel runs forward again"
 
 

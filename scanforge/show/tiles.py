@@ -93,7 +93,7 @@ def _grid(p: Planned, rows: int, columns: int, tile: Tile | Held, *, back: bool)
                 fill = "output-fill" if turn < now else "made-fill"
                 yield svg.box(x + 2, y + 2, CELL - 4, STEP - 4, "line", fill, radius=3)
         start = row * tile.rows
-        if p.spacing and start % p.spacing < tile.rows:
+        if _shows_states(p, back=back) and start % p.spacing < tile.rows:
             y = TOP + row * STEP
             yield svg.line(LEFT, y, LEFT + columns * CELL, y, "carried", ' stroke-width="2.5"')
         if p.chunks and in_chunk == 0:
@@ -116,15 +116,13 @@ def _arrow(rows: int, columns: int, *, back: bool) -> Iterable[str]:
 
 
 def _notes(p: Planned, tile: Tile | Held, *, back: bool) -> Iterable[str]:
-    few = p.spacing >= p.sizes[TIME]
-    which = "the first state" if few else f"the states before every {p.spacing} steps"
     how = "as matrix products" if p.kernel.lowering == "chunked" else "in registers row by row"
     notes = [
         ("given", "given", f"in work: {tile.rows} steps, {how}"),
         ("given", "given-fill", f"on their way: NS = {tile.stages} tile{'s' * (tile.stages != 1)} in flight"),
     ]
-    if p.spacing:
-        notes.append(("carried", "carried", f"{'starts from' if back else 'keeps'} {which}"))
+    if _shows_states(p, back=back):
+        notes.append(("carried", "carried", f"{'starts from' if back else 'keeps'} {_states(p)}"))
     y = HIGH - 52
     for i, (stroke, fill, words) in enumerate(notes):
         yield svg.box(22, y + 16 * i - 9, 12, 10, stroke, fill, radius=2)
@@ -133,6 +131,18 @@ def _notes(p: Planned, tile: Tile | Held, *, back: bool) -> Iterable[str]:
         who = "a thread holds" if p.in_thread else "a program holds whole"
         axes = ", ".join(f"{a}={p.sizes[a]}" for a in p.held)
         yield svg.text(WIDE - 22, y + 32, f"{who} {axes}", "small", "end")
+
+
+def _shows_states(p: Planned, *, back: bool) -> bool:
+    """Whether a pass keeps states, or starts from some: products over chunks keep none."""
+    return p.spacing > 0 and (back or p.kernel.lowering != "chunked")
+
+
+def _states(p: Planned) -> str:
+    if p.kernel.lowering == "chunked":
+        return "the initial state"
+    few = p.spacing >= p.sizes[TIME]
+    return "the first state" if few else f"the states before every {p.spacing} steps"
 
 
 def _programs(p: Planned, tile: Tile | Held) -> int:

@@ -193,7 +193,8 @@ class TestDrawings:
         tiles, moved = texts(shown.svg("tiles")), texts(shown.svg("bytes"))
         assert "2048 steps, 32 chunks of C = 64" in tiles
         assert "in work: 64 steps, as matrix products" in tiles
-        assert "starts from the first state" in tiles
+        assert "starts from the initial state" in tiles
+        assert not any("keeps" in line for line in tiles)
         assert {"group 0", "group 1"} <= set(tiles)
         for way in ("forward", "backward"):
             listed = listing.shipped_launches(call.traced.text, way, call.sizes, torch.bfloat16)
