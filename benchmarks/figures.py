@@ -137,7 +137,8 @@ def draw_operators(result: dict[str, Any], out: Path) -> None:
     groups = distinct(rows, "operator", "size", "layout", "dtype")
     draw_bars(axes, result, groups)
     axes.axhline(1, color="0.25", lw=1)
-    axes.set(title=f"Every operator, {shape(result['rows'][0]['size'])} fp32", ylim=(0, 1.1))
+    top = max([1.0, *(row.get("fraction", 0.0) for row in rows)]) + 0.2  # room for the legend
+    axes.set(title=f"Every operator, {shape(result['rows'][0]['size'])} fp32", ylim=(0, top))
     axes.set(
         xticks=range(len(groups)), xticklabels=[g["operator"] for g in groups], ylabel="fraction of copy"
     )
