@@ -112,6 +112,21 @@ def _fake_scan(  # noqa: PLR0913, PLR0917
     return [*shown, *finals, *kept]
 
 
+def are_open(tensors: list[Tensor]) -> bool:
+    """Whether a graph is made for all sizes: what forward keeps depends on them, so that it keeps nothing."""
+    return any(isinstance(n, torch.SymInt) for x in tensors for n in x.shape)
+
+
+def _kept(
+    text: str, inputs: list[Tensor], given: list[Tensor], options: Options, bounds: Tensor | None
+) -> list[Tensor]:
+    """What forward keeps for the backward pass. Initial states alone: it kept nothing, and runs again."""
+    if not given or given[0].ndim > len(load(text).states[0].axes):
+        return given
+    found = launch_triton.forward(text, inputs, given, options, True, bounds).kept
+    return found or [x0[None] for x0 in given]
+
+
 def run_backward(  # noqa: PLR0913, PLR0917 - as in the schema
     recurrence: str,
     wanted: str,
@@ -134,6 +149,7 @@ def run_backward(  # noqa: PLR0913, PLR0917 - as in the schema
 
     def run(*values: Any) -> tuple[Tensor, ...]:
         own, left, seen, last = (list(values[a:b]) for a, b in pairwise(ends))
+        left = _kept(recurrence, own, left, options, values[-1])
         gradients, after = launch_triton.backward(
             recurrence, which, own, left, seen, last, options, values[-1]
         )

@@ -20,7 +20,7 @@ from scanforge.adjoint import Adjoint
 from scanforge.batched import batched
 from scanforge.ir.scan import BATCH, Scan, load
 from scanforge.launch import Options, kept_states, output_dtypes
-from scanforge.library import define, run_backward, run_scan
+from scanforge.library import are_open, define, run_backward, run_scan
 from scanforge.packed import states_before as packed_states_before
 from scanforge.packed import summed
 from scanforge.plan import state_outputs
@@ -57,7 +57,8 @@ def apply(
     if recorder is not None:
         results = _recorded(recorder, replace(call, keep=recorder.gradient), [*inputs, *initial])
     elif torch.compiler.is_compiling() and not _transformed():
-        results = _call_op(call, [*inputs, *initial])
+        keep = keep and not (options.backend == "triton" and are_open([*inputs, *initial]))
+        results = _call_op(replace(call, keep=keep), [*inputs, *initial])
     else:
         results = list(_ScanFunction.apply(call, *inputs, *initial))  # type: ignore[no-untyped-call]
     n, k = len(scan.outputs), len(scan.states)
@@ -69,8 +70,7 @@ def _recorded(recorder: Recorder, call: Call, tensors: list[Tensor]) -> list[Ten
     scan = load(call.text)
     recorder.cut([*tensors, *([] if call.bounds is None else [call.bounds])])
     recorder.notes.append(call)
-    results = _call_op(call, tensors)
-    recorder.cut(results, len(scan.outputs) + len(scan.states))
+    recorder.cut(results := _call_op(call, tensors), len(scan.outputs) + len(scan.states))
     return results
 
 
@@ -154,7 +154,7 @@ def gradients(
     seeds = [_seed(of_state.get(state), start[state]) for state in order]
     seen = {name: g for output, name in derived.cotangents if (g := of_output[output]) is not None}
     if call.options.backend == "triton" and not torch.is_grad_enabled() and not _transformed():
-        kept = results[len(scan.outputs) :] or [x0[None] for x0 in initial]
+        kept = results[len(scan.outputs) :] or [x0[None] if call.keep else x0 for x0 in initial]
         slopes, ends = _one_kernel(call, wanted, derived, inputs, kept, seen, seeds)
     else:
         given = dict(zip((i.name for i in scan.inputs), inputs, strict=True)) | seen
@@ -212,7 +212,7 @@ def _tangents(call: Call, saved: list[Tensor], tangents: list[Tensor | None]) ->
     inputs, initial, results = saved[:n], saved[n : n + k], saved[n + k :]
     of_input = {i.name: t for i, t in zip(scan.inputs, tangents[:n], strict=True) if t is not None}
     of_state = dict(zip((s.name for s in scan.states), tangents[n:], strict=True))
-    start = {s.name: x0 for s, x0 in zip(scan.states, initial, strict=True)}
+    start = dict(zip((s.name for s in scan.states), initial, strict=True))
     derived = tangent(
         call.text,
         frozenset(of_input),
@@ -235,9 +235,9 @@ def _tangents(call: Call, saved: list[Tensor], tangents: list[Tensor | None]) ->
     )
     moved = dict(zip((o.name for o in derived.scan.outputs), slopes, strict=True))
     of_output, final = dict(derived.outputs), dict(zip(named, ends, strict=True))
-    rest = len(results) - len(scan.outputs)
+    rest = [None] * (len(results) - len(scan.outputs))
     by_output = (moved.get(of_output.get(o.name, "")) for o in scan.outputs)
-    return (*by_output, *(final.get(s.name) for s in scan.states), *((None,) * rest))
+    return (*by_output, *(final.get(s.name) for s in scan.states), *rest)
 
 
 def _seed(cotangent: Tensor | None, x0: Tensor) -> Tensor:
