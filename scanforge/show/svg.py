@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
+from math import ceil
 
 STYLE = """
 .sf{--paper:#fff;--ink:#1b1f27;--soft:#667085;--line:#d5dae3;--panel:#f7f8fb;
@@ -90,6 +91,7 @@ def drawing(panels: Iterable[Panel], title: str, *, alone: bool) -> str:
 
 
 def _svg(wide: float, high: float, inside: str, title: str) -> str:
-    size = f'viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" height="{high:.0f}"'
+    w, h = ceil(wide), ceil(high)
+    size = f'viewBox="0 0 {w} {h}" width="{w}" height="{h}"'
     named = f'role="img" aria-label="{escape(title)}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {named}>{inside}</svg>'
