@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import metadata
@@ -59,11 +59,10 @@ EQUATIONS = ("element", "step", "readout", "combine")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A generated text, or why there is none."""
+    """A generated text."""
 
     title: str
     text: str
-    code: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def fragment(
     written = list(sources)
     parts = [
         f'<div class="sf">\n<style>{svg.STYLE}{STYLE}{_colours() if written else ""}</style>',
-        *_head(shown, report),
+        *_head(shown, report, [*["timing"] * bool(timing), *["source"] * bool(written)]),
         '<h2 id="dataflow">Dataflow, and its adjoint beside it</h2>',
         '<p class="soft">One step. Each box is a line of the recurrence, its axes and where it was written; '
         "point at one to see what it reads and who reads it.</p>",
@@ -120,7 +119,7 @@ def fragment(
     return "\n".join(parts)
 
 
-def _head(shown: Explanation, report: Report | None) -> Iterable[str]:
+def _head(shown: Explanation, report: Report | None, more: Sequence[str]) -> Iterable[str]:
     name, _, doc = shown.parts[0].title.partition(": ")
     yield f"<h1>{escape(name)}</h1>"
     yield f'<p class="doc">{_ticks(doc)}</p>'
@@ -141,7 +140,7 @@ def _head(shown: Explanation, report: Report | None) -> Iterable[str]:
         f'<p class="soft">For {sizes} in {dtypes.name(plan.dtype)} · {versions}, '
         f"Python {platform.python_version()}</p>"
     )
-    links = ("dataflow", "equations", "laws", "facts", "plan", "bytes")
+    links = ("dataflow", "equations", "laws", "facts", "plan", "bytes", *more)
     named = " · ".join(f'<a href="#{x}">{x}</a>' for x in links)
     yield f'<p class="soft">{named}</p>'
 
@@ -225,13 +224,8 @@ def _sources(sources: Iterable[Source]) -> Iterable[str]:
 
     yield '<h2 id="source">Generated source</h2>'
     for source in sources:
-        text = (
-            highlight(source.text, PythonLexer(), HtmlFormatter(nowrap=True))
-            if source.code
-            else escape(source.text)
-        )
-        count = source.text.count("\n") + 1
-        note = f" ({count} lines)" if source.code else ""
+        text = highlight(source.text, PythonLexer(), HtmlFormatter(nowrap=True))
+        note = f" ({source.text.count(chr(10)) + 1} lines)"
         yield (
             f"<details><summary>{escape(source.title)}{note}</summary>"
             f'<pre class="code">{text}</pre></details>'
