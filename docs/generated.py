@@ -61,7 +61,7 @@ _WRAPPED = """
 .sf .beside{flex-wrap:wrap}
 .md-grid{max-width:72rem}
 .md-typeset pre>code{font-size:.72em}
-.md-typeset table:not([class]) :is(td,th){padding:.6em .8em}
+.md-typeset table:not([class]) :is(td,th){padding:.6em .7em;min-width:0}
 @media (min-width:60em){.language-text pre>code{white-space:pre-wrap}}
 """
 _REFUSED = (
