@@ -59,12 +59,12 @@ def hgrn2(size: tuple[int, ...], device: str, lowering: str | None) -> Problem:
 
 
 def scalar_decay(size: tuple[int, ...], device: str, lowering: str | None) -> Problem:
-    """q, k, v in bf16, the logarithm of the decay in fp32."""
+    """q, k, v and the logarithm of the decay in bf16."""
 
     def draw(g: torch.Generator) -> dict[str, Tensor]:
         b, t, h, k, v = size
         some = {n: normal(g, (b, t, h, k), BF16) for n in ("q", "k")} | {"v": normal(g, (b, t, h, v), BF16)}
-        return some | {"g": logsigmoid(normal(g, (b, t, h), torch.float32) + 3)}
+        return some | {"g": logsigmoid(normal(g, (b, t, h), torch.float32) + 3).to(BF16)}
 
     def gates(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return x["k"], x["g"][..., None]

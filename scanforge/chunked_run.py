@@ -20,10 +20,12 @@ from scanforge.chunked_work import (
     gate_gradients,
     gate_views,
     gates_back,
+    head_walk,
     operands,
     states_between,
     walk,
 )
+from scanforge.emit import chunk_heads
 from scanforge.emit.chunk_gradient import GIVEN, GRAD, gradient_tiles
 from scanforge.ir.program import Program
 from scanforge.ir.scan import BATCH, TIME, Scan, load
@@ -61,6 +63,8 @@ def contract(
 ) -> None:
     """What the readout contracts; where keys and values have changed places, as the queries' gradient."""
     form = call.form
+    if chunk_heads.applies(form):
+        return head_walk(call, inputs, along_values(call, scan, inputs, "value"), target, begin, end)
     if form.reader is None:
         made, values = operands(call, inputs), along_values(call, scan, inputs, "value")
         return walk(call, made, values, target, begin, end)

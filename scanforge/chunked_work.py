@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from scanforge.cache import load_kernel
 from scanforge.chunked_setting import Setting
 from scanforge.chunked_swap import kernel_form
 from scanforge.chunked_vjp import WayBack, way_back
-from scanforge.emit import chunk_gates, chunk_gradient
+from scanforge.emit import chunk_gates, chunk_gradient, chunk_heads
 from scanforge.emit.chunk_frame import ChunkForm, Tile
 from scanforge.emit.chunk_walk import BEGIN, END, WalkForm, buffers, prefix_kernel, tiles, walk_kernel
 from scanforge.ir.scan import TIME
@@ -63,6 +63,12 @@ def gradient_source(text: str, chunk: ChunkForm, wanted: frozenset[str], *, exac
     """The text of a kernel of the gates' gradients."""
     make = chunk_gradient.exact_kernel if exact else chunk_gradient.fast_kernel
     return make(kernel_form(text), chunk, gates_back(text, wanted))
+
+
+@lru_cache(maxsize=256)
+def head_source(text: str, chunk: ChunkForm, which: WalkForm) -> str:
+    """The text of a walk where lanes decay as a whole."""
+    return chunk_heads.head_walk_kernel(kernel_form(text), chunk, which)
 
 
 walk_source = lru_cache(maxsize=256)(walk_kernel)
@@ -129,11 +135,23 @@ def walk(
 ) -> None:  # fmt: skip
     """Walk over all chunks; the states before each are `kept`, `[lanes, chunks, V, KP]`."""
     call = call.walking
+    plan = call.plan
+    alone = WalkForm(plan.padded // plan.keys, plan.keys, down, shown is not None, kept is not None)
+    in_groups(call, partial(_walk, call, made), alone, {"given": given, "shown": shown}, begin, end, kept)
+
+
+Walk = Callable[..., None]  # a form, views, the states before and after, what it leaves, and groups
+
+
+def in_groups(
+    call: Setting, one: Walk, alone: WalkForm, views: Mapping[str, View | None], begin: States, end: States,
+    kept: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Walk, where lanes are few in groups of chunks at one time."""
     plan, values = call.plan, call.sizes[call.form.value_axis]
     groups = 1 if call.packing else plan.groups(call.count, values, call.chunks)
-    alone = WalkForm(plan.padded // plan.keys, plan.keys, down, shown is not None, kept is not None)
     if groups == 1:
-        return _walk(call, made, alone, {"given": given, "shown": shown}, begin, end, [kept])
+        return one(alone, views, begin, end, [kept])
     last = call.empty(*call.lanes, groups, values, plan.padded, dtype=call.computed)
     first, totals = torch.empty_like(last), call.empty(call.count, groups, plan.padded, dtype=call.computed)
     of_groups = [
@@ -141,7 +159,7 @@ def walk(
     ]
     zero = States(call.like.new_full((), 0.0, dtype=call.computed), (0,) * len(call.lanes), 0, 0)
     local = replace(alone, shown=False, stored=False, totals=True)
-    _walk(call, made, local, {"given": given}, zero, of_groups[0], [totals], groups)
+    one(local, views, zero, of_groups[0], [totals], groups)
     found: list[Found] = [(BEGIN, begin, ""), (END, end, "")]
     constants = {
         "V": values, "VB": plan.values, "K": call.sizes[call.form.key_axis], "KP": plan.padded,
@@ -149,8 +167,26 @@ def walk(
     }  # fmt: skip
     grid = call.count * -(-values // plan.values) * (plan.padded // plan.keys)
     run(call, prefix_source(call.chunk), found, [last, totals, first], constants, grid, plan.walk_warps)
-    whole = replace(alone, ended=False)
-    _walk(call, made, whole, {"given": given, "shown": shown}, of_groups[1], None, [kept], groups)
+    one(replace(alone, ended=False), views, of_groups[1], None, [kept], groups)
+
+
+def head_walk(
+    call: Setting, inputs: Mapping[str, View], given: View, shown: View, begin: States, end: States
+) -> None:
+    """Walk over all chunks where lanes decay as a whole, from what the gates read."""
+    call = call.walking
+    call = replace(call, plan=call.plan.for_heads(call.count, call.sizes[call.form.value_axis]))
+    alone = WalkForm(call.plan.padded // call.plan.keys, call.plan.keys)
+    read = gate_views(call, inputs)
+
+    def one(
+        which: WalkForm, views: Mapping[str, View | None], begin: States, end: States | None,
+        left: Sequence[Tensor | None], groups: int = 1,
+    ) -> None:  # fmt: skip
+        source = head_source(call.text, call.chunk, which)
+        launch_walk(call, source, which, views, (begin, end), left, groups, read)
+
+    in_groups(call, one, alone, {"given": given, "shown": shown}, begin, end)
 
 
 def states_between(call: Setting) -> Tensor:
@@ -197,14 +233,23 @@ def _walk(
     end: States | None, left: Sequence[Tensor | None], groups: int = 1,
 ) -> None:  # fmt: skip
     """Launch a walk; `left` is where it leaves states or products of decays."""
-    plan, form = call.plan, call.form
+    rooms = [getattr(made, b) for b in buffers(which) if b not in {"states", "totals"}]
+    launch_walk(call, walk_source(call.chunk, which), which, views, (begin, end), [*rooms, *left], groups)
+
+
+def launch_walk(
+    call: Setting, source: str, which: WalkForm, views: Mapping[str, View | None],
+    around: tuple[States, States | None], rooms: Sequence[Tensor | None], groups: int,
+    read: Sequence[Found] = (),
+) -> None:  # fmt: skip
+    """Launch a walk of a text, which may `read` more than what stands along values."""
+    plan, form, (begin, end) = call.plan, call.form, around
     states = {BEGIN.name: begin} | ({} if end is None else {END.name: end})
-    found: list[Found] = []
+    found = [*read]
     for t in tiles(which):
         view = states.get(t.name) or views[t.name]
         assert view is not None
         found.append((t, view, form.value_axis))
-    rooms = [getattr(made, b) for b in buffers(which) if b not in {"states", "totals"}]
     values = call.sizes[form.value_axis]
     constants = {
         "V": values, "VB": plan.values, "C": plan.steps, "KP": plan.padded, "K": call.sizes[form.key_axis],
@@ -213,8 +258,7 @@ def _walk(
     for name, x in states.items():
         constants |= {f"sg_{name}": x.group} | _near(x, name)
     grid = call.count * groups * -(-values // plan.values)
-    rooms += [x for x in left if x is not None]
-    run(call, walk_source(call.chunk, which), found, rooms, constants, grid, plan.walk_warps)
+    run(call, source, found, [x for x in rooms if x is not None], constants, grid, plan.walk_warps)
 
 
 def run(

@@ -41,7 +41,7 @@ def fast_kernel(form: MatrixForm, chunk: ChunkForm, *, gradients: bool) -> str:
         *_store_scores(form),
         f"tl.store(ptr_flags + place, (tl.max(largest) < {chunk.limit!r}).to(tl.int32))",
     ]
-    return module(form, chunk, "the operands of chunks", BUFFERS, CONSTANTS, body)
+    return module(form, chunk, "the operands of chunks", arguments(form, chunk), body)
 
 
 def exact_kernel(form: MatrixForm, chunk: ChunkForm) -> str:
@@ -53,7 +53,7 @@ def exact_kernel(form: MatrixForm, chunk: ChunkForm) -> str:
         *_store_scores(form),
     ]
     body = for_flagged(chunk, inner)
-    return module(form, chunk, "the operands of flagged chunks", BUFFERS, CONSTANTS, body)
+    return module(form, chunk, "the operands of flagged chunks", arguments(form, chunk), body)
 
 
 def gate_tiles(form: MatrixForm) -> tuple[Tile, ...]:
@@ -61,13 +61,20 @@ def gate_tiles(form: MatrixForm) -> tuple[Tile, ...]:
     return frame.tiles_of(form.gates, form.key_axis, "in_")
 
 
+def arguments(
+    form: MatrixForm, chunk: ChunkForm, buffers: tuple[str, ...] = BUFFERS,
+    constants: tuple[str, ...] = CONSTANTS, more: tuple[Tile, ...] = (),
+) -> list[str]:  # fmt: skip
+    """The head of a kernel that reads what gates read, and more."""
+    return frame.arguments(chunk, (*gate_tiles(form), *more), buffers, constants)
+
+
 def module(
-    form: MatrixForm, chunk: ChunkForm, what: str, buffers: tuple[str, ...], constants: tuple[str, ...],
-    body: list[str], more: tuple[Tile, ...] = (), functions: tuple[str, ...] = (),
+    form: MatrixForm, chunk: ChunkForm, what: str, head: list[str], body: list[str],
+    functions: tuple[str, ...] = (),
 ) -> str:  # fmt: skip
-    """A kernel's text around its body, the gates and other functions before it."""
+    """A kernel's text, of its head and its body, the gates and other functions before it."""
     gates = function(form.gates, "gates", "What the steps of a chunk have at some columns.")
-    head = frame.arguments(chunk, (*gate_tiles(form), *more), buffers, constants)
     parts = [
         frame.head(form.gates.name.removesuffix(".gates"), what, chunk) + LOGARITHM.format(logs=logs(chunk)),
         helpers("".join([gates, *functions])),

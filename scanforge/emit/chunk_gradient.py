@@ -79,7 +79,8 @@ def _module(form: MatrixForm, chunk: ChunkForm, back: WayBack, what: str, body: 
     left = tuple(f"part_{t.name}" for t in parts(form, back))
     more = (GIVEN, GRAD, *gradient_tiles(form, back))
     tail = function(back.program, "gates_back", "From the gates' gradients to those of their inputs.")
-    return gates.module(form, chunk, what, (*BUFFERS, *left), CONSTANTS, body, more, (SUMS, tail))
+    head = gates.arguments(form, chunk, (*BUFFERS, *left), CONSTANTS, more)
+    return gates.module(form, chunk, what, head, body, (SUMS, tail))
 
 
 STORED = [  # without resets, all of both; they are in shared memory before the product that makes d

@@ -64,7 +64,7 @@ def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
     body = [
         *frame.place(chunk, "tl.program_id(0) // (tl.cdiv(V, VB) * GROUPS)"),
         "group = tl.program_id(0) // tl.cdiv(V, VB) % GROUPS",
-        *_own_chunks(chunk),
+        *own_chunks(chunk),
         *(frame.base(chunk, t) for t in tiles(walk)),
         f"KB: tl.constexpr = {walk.width}",
         "i = tl.arange(0, C)[:, None]",
@@ -76,7 +76,7 @@ def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
         body += [
             f"column{b} = {b} * KB + tl.arange(0, KB)",
             f"kept{b} = (down < V) & (column{b}[None, :] < K)",
-            f"S{b} = tl.load({_at('begin', b)}, mask=kept{b}, other=0.0).to(FLOAT)",
+            f"S{b} = tl.load({place_of_state('begin', b)}, mask=kept{b}, other=0.0).to(FLOAT)",
             f"late{b} = tl.full([KB], 1.0, FLOAT)",
             *([f"total{b} = tl.full([KB], 1.0, FLOAT)"] * walk.totals),
         ]
@@ -85,7 +85,7 @@ def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
     last = [f"S{b} *= late{b}[None, :]" for b in range(walk.blocks)]
     body += last
     if walk.ended:
-        body += [f"tl.store({_at('end', b)}, S{b}, mask=kept{b})" for b in range(walk.blocks)]
+        body += [f"tl.store({place_of_state('end', b)}, S{b}, mask=kept{b})" for b in range(walk.blocks)]
     if walk.totals:
         at = "ptr_totals + (lane * GROUPS + group) * KP + column"
         body += [f"tl.store({at}{b}, total{b})" for b in range(walk.blocks)]
@@ -99,7 +99,8 @@ def strides(walk: WalkForm) -> list[str]:
     return [f"s{a}_{t.name}" for t in tiles(walk) if t in {BEGIN, END} for a in "gkv"]
 
 
-def _at(which: str, b: int | str) -> str:
+def place_of_state(which: str, b: int | str) -> str:
+    """The addresses of a block of a state's columns, in the program's group."""
     name = f"{which}_state"
     at = f"at_{name} + group * sg_{name}"
     return f"{at} + down.to(tl.int64) * sv_{name} + column{b}[None, :].to(tl.int64) * sk_{name}"
@@ -152,7 +153,7 @@ def _chunk(walk: WalkForm, order: tuple[int, int, int], read: str, write: str) -
     return lines
 
 
-def _own_chunks(chunk: ChunkForm) -> list[str]:
+def own_chunks(chunk: ChunkForm) -> list[str]:
     """The numbers from low to high that a program walks over; those of the chunks, from `start`, if down."""
     if not chunk.packed:
         return [

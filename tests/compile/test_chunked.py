@@ -58,15 +58,25 @@ def test_shipped_tiles_do_not_spill(shape, way):
         assert kernel.metadata.shared <= 232_448
 
 
+@pytest.mark.parametrize("shape", ["128", *(pytest.param(s, marks=slow) for s in ("64", "long"))])
+def test_one_walk_of_lanes_that_decay_as_a_whole(shape):
+    """Groups of chunks: three kernels. With 256 keys a few registers of the state are kept elsewhere."""
+    kernels = launched(Matrix(decay="head's"), BF16, shape)["forward"]
+    assert len(kernels) == {"128": 1, "64": 3, "long": 3}[shape]
+    for launch in kernels:
+        assert resources(build(launch, SM90)).stack == 0, launch.function.__module__
+
+
 @slow
 @each_way
+@pytest.mark.parametrize("decay", ["bounded", "head's"])
 @pytest.mark.parametrize(("capability", "shared"), [((8, 6), 101_376), ((8, 0), 166_912)], ids=str)
-def test_tiles_fit_into_less_shared_memory(monkeypatch, capability, shared, way):
+def test_tiles_fit_into_less_shared_memory(monkeypatch, capability, shared, decay, way):
     """What stays within Ampere's and Ada's. Kernels for sm_80 are theirs too."""
     plan = chunked_setting.chunk_plan
     monkeypatch.setattr(chunked_setting, "chunk_plan", lambda *sizes: fitted(plan(*sizes), capability))
     launched.cache_clear()
-    kernels = [build(x, SM80) for x in launched(Matrix(keys="tied"), BF16, "128")[way]]
+    kernels = [build(x, SM80) for x in launched(Matrix(decay=decay), BF16, "128")[way]]
     launched.cache_clear()
     assert max(k.metadata.shared for k in kernels) <= shared
 
