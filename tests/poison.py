@@ -14,6 +14,7 @@ from scanforge.prepared import prepare
 from scanforge.sequential import sequential
 from tests.catalogue import CASES, Case, generator
 from tests.catalogue import draw as draw_case
+from tests.recurrence_declarations import HGRN2
 from tests.recurrences import ENTRIES, Entry
 from tests.recurrences import draw as draw_entry
 from tests.reference import compare, fused
@@ -127,3 +128,27 @@ def check_closed_gate(**options: Any) -> None:
     assert ds[0, 25].tolist() == [VALUES["inf"], 0.0]
     assert int(ds.isfinite().sum()) == ds.numel() - 1
     assert bool((dr == 0).all())
+
+
+def check_channels(
+    name: str, tensors: dict[str, Tensor], at: tuple[int, ...], value: float, **options: Any
+) -> None:
+    """A NaN in products over chunks reaches other steps, and no channel that it does not reach in the loop.
+
+    Of HGRN2 with the tensors of its call, in values and gradients: a channel is all of an entry but time.
+    """
+    reached = []
+    for lowering, backend in (("loop", "reference"), ("chunked", "triton")):
+        holes = tensors | {name: tensors[name].clone()}
+        holes[name][at] = value
+        leaves = {n: x.detach().requires_grad_() for n, x in holes.items()}
+        where = options if backend == "triton" else {}
+        y = sf.scan(HGRN2, **leaves, backend=backend, lowering=lowering, **where)
+        slopes = torch.autograd.grad((y**2).sum(), list(leaves.values()))
+        reached.append([~x.isfinite() for x in (y, *slopes)])
+    for loop, chunked in zip(*reached, strict=True):
+        assert bool(chunked[loop].all()), f"{name}: what the loop spoils is not clean"
+        over_time = [x.any(1) if x.ndim == 4 else x for x in (loop, chunked)]
+        assert torch.equal(*over_time), f"{name}: a channel is reached that the loop keeps clean"
+    assert bool(reached[0][0].any())
+    assert not bool(reached[0][0].all())

@@ -10,8 +10,9 @@ from importlib import import_module
 from types import ModuleType
 
 NAMES = (
-    "ema", "affine", "rotation", "hysteresis", "viterbi", "log_sum_exp", "welford", "kalman", "oscillator",
-    "argmax", "last_flagged", "automaton", "gated_memory", "retention", "gla", "mamba2", "rwkv", "segmented",
+    "ema", "affine", "rotation", "lru", "hysteresis", "viterbi", "log_sum_exp", "welford", "kalman",
+    "oscillator", "argmax", "last_flagged", "automaton", "gated_memory", "retention", "gla", "mamba2", "rwkv",
+    "segmented",
 )  # fmt: skip
 
 

@@ -97,6 +97,14 @@ def rotation(u, nu, theta):
     return h.real, h.imag
 
 
+def lru(u, lam, B, C, D):
+    h, out = torch.zeros(u.shape[0], len(lam), dtype=lam.dtype), []
+    for now in u.unbind(1):
+        h = lam * h + now.to(B.dtype) @ B.T
+        out.append((h @ C.T).real + D * now)
+    return torch.stack(out, 1)
+
+
 def play(u, width):
     x, out = torch.zeros_like(u[:, 0]), []
     for now in u.unbind(1):
@@ -152,6 +160,12 @@ def gated_sum(value, forget, write):
 FORMULAS = {
     "EMA": (ema, {"x": normal(2, 9, 3), "w": normal(3)}),
     "Rotation": (rotation, {"u": normal(2, 9, 3), "nu": normal(3), "theta": normal(3, seed=1)}),
+    "LRU": (
+        lru,
+        {"u": normal(2, 9, 3), "lam": torch.polar(normal(4).sigmoid(), normal(4, seed=1)), "D": normal(3)}
+        | {"B": torch.complex(normal(4, 3), normal(4, 3, seed=1))}
+        | {"C": torch.complex(normal(3, 4), normal(3, 4, seed=1))},
+    ),
     "Play": (play, {"u": normal(2, 9, 3), "width": normal(3).abs()}),
     "LinOSS": (linoss, {"u": normal(2, 9, 3), "A": normal(3).abs(), "h": normal(3, seed=1).sigmoid()}),
     "RunningLogSumExp": (lambda x: x.logcumsumexp(1), {"x": normal(2, 9, 3)}),

@@ -25,7 +25,7 @@ from tests.fuzz.judge import faults
 from tests.kernels import every_lowering, guarded
 from tests.kernels import outcome as outcome_of_case
 from tests.recurrence_kernels import outcome as outcome_of_entry
-from tests.recurrences import BY_NAME
+from tests.recurrences import BY_NAME, draw
 from tests.reference.compare import many
 from tests.subprocesses import ROOT, run_python
 
@@ -213,6 +213,14 @@ def test_a_nan_passes_no_reset(lowering, reverse):
 def test_an_infinite_slope_passes_no_closed_gate(lowering):
     with torch.device("cuda"):
         poison.check_closed_gate(lowering=lowering)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["q", "f", "v"])
+def test_in_products_over_chunks_a_nan_stays_in_its_channels(name, dtype):
+    tensors, _ = draw(BY_NAME["HGRN2"], dtype, t=150, k=32, v=48)
+    placed = {n: guarded(x.cuda()) for n, x in tensors.items()}
+    poison.check_channels(name, placed, (0, 77, 1, 5), float("nan"))
 
 
 def test_random_calls():

@@ -80,3 +80,12 @@ def test_in_products_over_chunks_a_nan_stays_in_its_head_and_sequence(name):
         assert y[0, :, 0].isnan().any()
         assert torch.equal(x[1], y[1])
         assert torch.equal(x[0, :, 1], y[0, :, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("q", NAN), ("q", float("inf")), ("f", NAN), ("v", NAN), ("v", float("inf"))]
+)
+def test_in_products_over_chunks_a_nan_stays_in_its_channels(name, value):
+    """The chunk's other steps may be reached, before it too; other keys, values and heads as in the loop."""
+    tensors, _ = draw(BY_NAME["HGRN2"], torch.float64, t=20, b=1)
+    poison.check_channels(name, tensors, (0, 11, 0, 1), value)
