@@ -67,20 +67,30 @@ def _module(name: str, file: str, source: str) -> ModuleType:
 
 def folder() -> Path:
     """Where files lie: SCANFORGE_CACHE, or a folder in the user's cache; private to its owner."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(os.environ.get("SCANFORGE_CACHE") or Path(home) / "scanforge")
+    path = Path(os.environ.get("SCANFORGE_CACHE") or _home() / "scanforge")
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         if not os.path.lexists(path):
             return path  # on a disk that is read-only or full; then nothing is kept
     owner = path.lstat()
-    if not path.is_dir() or path.is_symlink() or owner.st_uid != os.getuid() or owner.st_mode & 0o077:
+    # Windows has no owners, and all of its folders look open: there nothing is kept
+    private = not owner.st_mode & 0o077 and owner.st_uid == os.getuid()
+    if not (private and path.is_dir() and not path.is_symlink()):
         raise BackendError(
             f"The cache folder {path} is not a folder private to this user, and what lies in it is believed: "
             f"write chmod 700 {path} if it is yours, or name another folder in SCANFORGE_CACHE."
         )
     return path
+
+
+def _home() -> Path:
+    """The user's folder of caches; a place that cannot be written to if the user has no home."""
+    found = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(found) if found else Path.home() / ".cache"
+    except RuntimeError:  # a number without an entry among the users, as in some containers
+        return Path(os.devnull)
 
 
 def recall(kind: str, text: str) -> Any:

@@ -9,6 +9,7 @@ import scanforge as sf
 from models.rglru.recurrence import RGLRUScan
 from scanforge import selfcheck
 from tests import spoilt
+from tests.reference.test_shell import shell  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.interpreter
 CPU = torch.device("cpu")
@@ -32,6 +33,18 @@ def test_req25_a_broken_kernel_is_found(operator, lowering):
     form = selfcheck.FORMS["interpreter"][lowering]
     with spoilt.code(lambda source: spoilt.spoilt(source, "step")):
         assert not selfcheck.compare(operator, form, "triton", CPU).ok
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_req25_the_command_exits_1_where_a_kernel_is_wrong(shell, broken):  # noqa: F811
+    def change(source: str) -> str:
+        return spoilt.spoilt(source, "step") if broken and "mu_" not in source else source
+
+    with spoilt.code(change):
+        code, out, _ = shell("selfcheck", "scanforge.operators:MinMax", "--backend", "triton")
+    assert code == broken
+    assert ("MinMax (ordered_tile, float32, 5 steps) is WRONG" in out.replace("\n", " ")) == broken
+    assert ("triton on cpu in its interpreter: ok" in out) != broken
 
 
 @pytest.mark.parametrize("operator", [sf.operators.Affine, sf.operators.Kalman, RGLRUScan])

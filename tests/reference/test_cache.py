@@ -213,6 +213,29 @@ class TestNoRoom:
         assert in_process(right, owner_of=folder) == 0
         assert not folder.exists()
 
+    def test_a_user_without_a_home(self, folder, monkeypatch):
+        """As a container has, whose user is a number alone."""
+        for name in ("SCANFORGE_CACHE", "XDG_CACHE_HOME", "HOME"):
+            monkeypatch.delenv(name, raising=False)
+
+        def none() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(cache.Path, "home", none)
+        right()
+
+    def test_a_system_without_owners(self, folder, monkeypatch):
+        """As Windows is: folders look open to all, and nothing says whose they are."""
+        folder.mkdir()
+        folder.chmod(0o777)
+        monkeypatch.delattr(os, "getuid")
+        cache.keep("laws", "a text", 1)
+        assert cache.recall("laws", "a text") is None
+        laws.check_laws.cache_clear()
+        one = torch.ones(1, 3)
+        assert sf.scan(sf.operators.Affine, a=one, b=one).tolist() == [[1, 2, 3]]
+        assert not list(folder.iterdir())
+
     def test_a_full_disk(self, folder):
         """No byte more can be written; what is there stays, and no half of a file is left."""
         loaded(1)
