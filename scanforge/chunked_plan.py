@@ -21,6 +21,9 @@ class ChunkPlan:
     walk_warps: int
     stages: int
     gradients: tuple[int, int, int]  # keys, values and warps where the gates' gradients are made
+    heads_gradients: tuple[
+        int, int, int
+    ]  # the same where lanes decay as a whole, which takes fewer registers
     exact_gradients: tuple[int, int, int]
     kept: torch.dtype  # of the states before chunks, and their cotangents, in memory
     few: int  # so many times the programs of all lanes are at most the processors, where groups walk
@@ -85,7 +88,8 @@ def chunk_plan(keys: int, values: int, dot: torch.dtype, computed: torch.dtype) 
         gate_warps=4 if narrow else 8,
         walk_warps=8 if wide * padded > (64 * 64 if narrow else 32 * 64) else 4,
         stages=3 if narrow and padded <= 128 else 2 if narrow else 1,
-        gradients=(side, side, 4 if narrow else 8),
+        gradients=(min(block, 32), min(block, 32), 4 if narrow else 8),
+        heads_gradients=(side, side, 4 if narrow else 8),
         exact_gradients=(min(block, 16), min(block, 16), 8),
         kept=computed,
         few=2 if narrow and padded > 64 else 4,  # groups cost as much as two further walks

@@ -212,7 +212,8 @@ def gate_gradients(
     rooms = [made.queries, made.keys, made.flags, *states, *parts]
     for exact in (False, True):
         source = gradient_source(call.text, call.chunk, wanted, exact=exact)
-        keys, values, warps = plan.exact_gradients if exact else plan.gradients
+        fast = plan.heads_gradients if chunk_heads.decays_whole(form) else plan.gradients
+        keys, values, warps = plan.exact_gradients if exact else fast
         blocks = plan.padded // keys
         groups = -(-call.chunks // chunk_gates.TOGETHER) if exact else call.chunks
         own = {"KB": keys, "VB": values, "BLOCKS": blocks}

@@ -70,16 +70,20 @@ def arguments(
 
 
 def module(
-    form: MatrixForm, chunk: ChunkForm, what: str, head: list[str], body: list[str],
-    functions: tuple[str, ...] = (),
-) -> str:  # fmt: skip
+    form: MatrixForm,
+    chunk: ChunkForm,
+    what: str,
+    head: list[str],
+    body: list[str],
+    more: tuple[str, ...] = (),
+) -> str:
     """A kernel's text, of its head and its body, the gates and other functions before it."""
     gates = function(form.gates, "gates", "What the steps of a chunk have at some columns.")
     parts = [
         frame.head(form.gates.name.removesuffix(".gates"), what, chunk) + LOGARITHM.format(logs=logs(chunk)),
-        helpers("".join([gates, *functions])),
+        helpers("".join([gates, *more])),
         gates,
-        *functions,
+        *more,
         "\n".join([*head, *frame.indent(body)]),
     ]
     return "\n\n".join(p.strip("\n") + "\n" for p in parts if p)
@@ -138,17 +142,20 @@ def over_columns(body: list[str]) -> list[str]:
     return ["for first in tl.range(0, KP, KB):", *frame.indent(body)]
 
 
-def load_gates(form: MatrixForm) -> list[str]:
-    """The inputs, and what the gates make of them; neutral beyond the tensors."""
+def load_gates(form: MatrixForm, *, alone: bool = False) -> list[str]:
+    """The inputs, what gates make of them, neutral beyond the tensors; a lane's decay `alone` is [C, 1]."""
     tiles, names = gate_tiles(form), [n for n, _ in form.gates.outputs]
-    one = {"decay": "1.0", "reset": "False"}
+    where = (
+        {"decay": ("live", "1.0"), "log2_decay": ("live", "0.0")} if alone else {"decay": ("inside", "1.0")}
+    )
+    masked = [(n, *where.get(n, ("inside", "0.0"))) for n in names if n != "reset"]
     return [
         "column = first + tl.arange(0, KB)[None, :]",
         "real = column < K",
         *(f"{t.name} = {frame.load(t)}" for t in tiles),
         f"{', '.join(names)} = gates({', '.join(t.name for t in tiles)})",
         "inside = live & real",
-        *(f"{n} = tl.where(inside, {n}, {one.get(n, '0.0')})" for n in names if n != "reset"),
+        *(f"{n} = tl.where({there}, {n}, {neutral})" for n, there, neutral in masked),
         *(["reset = reset & live  # [C, 1]"] * form.resets),
     ]
 
@@ -170,15 +177,20 @@ def unless_reset(form: MatrixForm, value: str) -> str:
     return f"tl.where(all_resets == 0.0, {value}, 0.0)" if form.resets else value
 
 
+def logarithm(form: MatrixForm, chunk: ChunkForm) -> str:
+    """Of the decay, to base 2; bounded, as no power of 2 is that small."""
+    floor = "-256.0" if chunk.float_type == "float32" else "-2200.0"
+    given = "log2_decay" if form.log_decay else f"tl.where(decay > 0.0, log2(decay), {floor})"
+    return f"tl.maximum({given}, {floor})"
+
+
 def logarithms(form: MatrixForm, chunk: ChunkForm) -> list[str]:
     """D and the sums of each half."""
-    floor = "-256.0" if chunk.float_type == "float32" else "-2200.0"  # 0 as a power of 2
-    given = "log2_decay" if form.log_decay else f"tl.where(decay > 0.0, log2(decay), {floor})"
-    given = f"tl.where(reset, 0.0, {given})" if form.resets else given  # that decay is of no matter
+    given = f"tl.where(reset, 0.0, {logarithm(form, chunk)})" if form.resets else logarithm(form, chunk)
     if form.decay_on == "none":  # 0, which Triton must not know: what it knows it multiplies elsewhere
         given = f"{given} + tl.minimum(T, 0).to(FLOAT)"
     return [
-        f"l = tl.maximum({given}, {floor}).to(LOGS)",
+        f"l = ({given}).to(LOGS)",  # a decay is of no matter at resets
         "stored()",
         'd = tl.dot(at_mid, l, input_precision="ieee", out_dtype=FLOAT)  # [C, KB]',
         "logs = l.to(FLOAT)",
@@ -195,20 +207,19 @@ def _tested(least: float) -> list[str]:
     ]
 
 
+MET = [
+    "queries = tl.where(until == 0.0, queries, 0.0).to(DOT)  # those that meet the state before",
+    "keys = tl.where(until == all_resets, keys, 0.0).to(DOT)  # and that the one after holds",
+]
+
+
 def _fast(form: MatrixForm) -> list[str]:
     return [
         *moved(form),
         "scores = plus_product(scores, keys, tl.trans(queries))",
         "before, after = tl.exp2(until_mid), tl.exp2(from_mid)",
         *segments(form),
-        *(
-            [
-                "queries = tl.where(until == 0.0, queries, 0.0).to(DOT)  # those that meet the state before",
-                "keys = tl.where(until == all_resets, keys, 0.0).to(DOT)  # and that the one after holds",
-            ]
-            if form.resets
-            else []
-        ),
+        *(MET * form.resets),
         *_store("before", unless_reset(form, "before"), "after", unless_reset(form, "after")),
     ]
 
@@ -248,8 +259,8 @@ WHOLE = [  # two halves become one
 
 def decays(form: MatrixForm) -> list[str]:
     """The decays as they are multiplied: 0 at resets."""
-    lines = ["decay = tl.exp2(log2_decay)"] if form.log_decay else []
-    return [*lines, *(["decay = tl.where(reset, 0.0, decay)"] * form.resets)]
+    whole = ["decay = tl.exp2(log2_decay)"] * form.log_decay
+    return whole + ["decay = tl.where(reset, 0.0, decay)"] * form.resets
 
 
 def _exact(form: MatrixForm) -> list[str]:

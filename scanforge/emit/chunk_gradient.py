@@ -19,6 +19,7 @@ from scanforge.chunked_form import MatrixForm
 from scanforge.chunked_vjp import WayBack
 from scanforge.emit import chunk_frame as frame
 from scanforge.emit import chunk_gates as gates
+from scanforge.emit import chunk_heads
 from scanforge.emit.chunk_frame import ChunkForm, Tile
 from scanforge.emit.triton_text import function
 
@@ -46,10 +47,24 @@ def parts(form: MatrixForm, back: WayBack) -> tuple[Tile, ...]:
 
 def fast_kernel(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> str:
     """The kernel of all chunks; what it leaves of flagged ones is written over."""
-    body = [
+    begin = [
         *frame.place(chunk, "tl.program_id(0) // (CHUNKS * BLOCKS)"),
         "chunk = tl.program_id(0) // BLOCKS % CHUNKS",
         *_rows(form, chunk, back),
+    ]
+    if chunk_heads.decays_whole(form):
+        body = [
+            *begin,
+            *_products_with_values(form),
+            *gates.load_gates(form, alone=True),
+            *chunk_heads.narrowed(form),
+            *STORED,
+            *_of_heads(form, chunk, back),
+            *_pull_back(form, chunk, back),
+        ]
+        return _module(form, chunk, back, "the gradients of gates", body)
+    body = [
+        *begin,
         gates.AT_MID,
         "later = operand((j >= i).to(FLOAT))",
         *_products_with_values(form),
@@ -170,6 +185,34 @@ def _fast(form: MatrixForm, back: WayBack) -> list[str]:
         f"slope += (tl.sum(passed, 0) + {gates.unless_reset(form, 'before * after * through')})[None, :]",
         *(["slope -= sent"] if form.reads_before else []),
         f"grad_{name} = {_of_decay(form, to_log)}",
+    ]
+
+
+def _of_heads(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> list[str]:
+    """The same of lanes that decay as a whole: D has no columns, and a decay has its gradient in one."""
+    name = "log2_decay" if form.log_slope else "decay"
+    lines = [
+        f"logs = tl.sum({gates.logarithm(form, chunk)}.to(LOGS).to(FLOAT), 1)  # [C]",
+        "row = tl.arange(0, C)",
+        "until_mid = tl.sum(tl.where(row < C // 2, logs, 0.0))",
+        "d = (tl.cumsum(logs, 0) - until_mid)[:, None]",
+        "before, after = tl.exp2(until_mid), tl.exp2(tl.sum(tl.where(row < C // 2, 0.0, logs)))",
+        "within = product(scores, queries)",
+        "of_queries = of_queries * before + product(tl.trans(scores), keys)",
+        "of_keys = of_keys * after",
+        "grad_query = of_queries * tl.exp2(d)",
+        "grad_key = (of_keys + within) * tl.exp2(-d)",
+    ]
+    if not back.reads(name):
+        return [*lines, f"grad_{name} = tl.zeros([C, KB], FLOAT)"]
+    to_log = f"slope[:, None] * {LN2!r}" if form.log_slope else "slope[:, None] / decay"
+    return [
+        *lines,
+        "passed = keys.to(FLOAT) * of_keys",
+        "rise = queries.to(FLOAT) * of_queries - keys.to(FLOAT) * within - passed",
+        "slope = tl.cumsum(tl.sum(rise, 1), 0, reverse=True)",
+        "slope += tl.sum(tl.sum(passed, 1), 0) + before * after * tl.sum(through, 0)",
+        f"grad_{name} = tl.where(column == first, {to_log}, 0.0)",
     ]
 
 

@@ -26,6 +26,19 @@ def applies(form: MatrixForm) -> bool:
     return form.decay_on in {"lanes", "none"} and not (form.reads_before or form.resets or form.reader)
 
 
+def decays_whole(form: MatrixForm) -> bool:
+    """Whether there is such a decay at all."""
+    return form.decay_on == "lanes" and applies(form)
+
+
+def narrowed(form: MatrixForm) -> list[str]:
+    """Makes a decay that is a number, which gates give for all columns, one of [C, 1]."""
+    name = "log2_decay" if form.log_decay else "decay"
+    numbers = {line.var.name for line in form.gates.lines if line.op == "const"}
+    plain = dict(form.gates.outputs)[name] in numbers
+    return [f"{name} = tl.max({name}, 1)[:, None]"] if plain else []
+
+
 def head_walk_kernel(form: MatrixForm, chunk: ChunkForm, walk: WalkForm) -> str:
     """The kernel's text."""
     blocks = range(walk.blocks)
@@ -119,6 +132,7 @@ def _reach(form: MatrixForm, chunk: ChunkForm) -> list[str]:
         ]
     if chunk.dot_type == "bfloat16":  # sums of logarithms are as exact as the operands
         return [
+            *narrowed(form),
             *_logarithms(form),
             "logs = tl.cumsum(tl.sum(logs, 1), 0)",
             "to_key, to_query = logs[:, None], logs[None, :]",
@@ -130,6 +144,7 @@ def _reach(form: MatrixForm, chunk: ChunkForm) -> list[str]:
             f"whole = {between.format('in_all', 'met_all')}",
         ]
     return [
+        *narrowed(form),
         *(["decay = tl.exp2(log2_decay)"] if form.log_decay else []),
         "decay = tl.where(live, decay, 1.0)  # [C, 1]",
         "factors = tl.trans(decay) + tl.zeros([C, C], FLOAT)",

@@ -118,7 +118,7 @@ def test_packed_is_each_sequence_alone():
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "reset"])
-@pytest.mark.parametrize("decay", ["bounded", "on values", "log"])
+@pytest.mark.parametrize("decay", ["bounded", "on values", "log", "head's", "none"])
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "fp32"])
 def test_forms_and_resets(dtype, decay, cut):
     """As the plan chooses; sides and time that fill no block, and the axis that decays on either side."""
