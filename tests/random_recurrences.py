@@ -226,6 +226,33 @@ def recurrences(draw) -> Drawn:
     return Drawn(inputs, tuple(names), tuple(state_axes), leaves, tuple(readout), tuple(outputs))
 
 
+@st.composite
+def matrices(draw) -> Drawn:
+    """A decayed matrix of n and k, written by an outer product and contracted: products over chunks.
+
+    The decay is on either axis or on neither, and may be the same at all times; what is contracted is the
+    state after the step or before it, and the output may be gated.
+    """
+    key, value = draw(st.sampled_from(["nk", "kn"]))
+    decay = draw(st.sampled_from(["bt" + key, "bt" + value, "bt", key, ""]))
+    inputs = {"x0": draw(ordered("bt" + key)), "x1": draw(ordered("bt" + key))}
+    inputs |= {"x2": draw(ordered("bt" + value)), "x3": draw(ordered(decay))}
+    gate = draw(st.sampled_from(["sigmoid", "softplus", "abs"]))
+    leaves = {"a": ((gate, 3, 0),), "b": (("mul", 1, 2),)}
+    state = 4 + draw(st.integers(0, 1))
+    readout: list[tuple[str, int, int | str]] = [("mul", 0, state), ("sum", 6, key)]
+    if draw(st.booleans()):
+        readout += [("sigmoid", 2, 0), ("mul", 7, 8)]
+    return Drawn(
+        inputs,
+        ("Affine",),
+        (draw(ordered("bnk")),),
+        (leaves,),
+        (tuple(readout),),
+        (draw(ordered("bt" + value)),),
+    )
+
+
 def tensors_of(drawn: Drawn, sizes: dict[str, int], seed: int, sequences: int = 0):
     """Inputs and initial states; so many packed sequences lie behind each other in a batch of one."""
     g = generator(seed)

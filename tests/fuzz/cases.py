@@ -13,7 +13,7 @@ import scanforge as sf
 from tests.catalogue import chance, generator
 from tests.fuzz.semidirect import products
 from tests.kernels import LAYOUTS, guarded
-from tests.random_recurrences import ORDER, Drawn, recurrences, tensors_of
+from tests.random_recurrences import ORDER, Drawn, matrices, recurrences, tensors_of
 from tests.reference.test_random_operators import Made, operators, product, segmented
 
 DTYPES = (torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -95,12 +95,23 @@ def lawful(draw) -> Made:
     return made
 
 
+SHORT = st.integers(1, 12)
+CHUNKED = st.sampled_from((3, 63, 64, 65, 130))  # around one chunk, and two
+
+
 def calls(made: st.SearchStrategy[Made | Drawn] | None = None) -> st.SearchStrategy[Call]:
     """Any call, or any of these operators and recurrences."""
+    if made is not None:
+        return built(made, SHORT)
+    usual = built(st.one_of(lawful(), recurrences()), SHORT)
+    return st.one_of(usual, usual, usual, usual, built(matrices(), CHUNKED))
+
+
+def built(made: st.SearchStrategy[Made | Drawn], steps: st.SearchStrategy[int]) -> st.SearchStrategy[Call]:
     return st.builds(
         Call,
-        made=st.one_of(lawful(), recurrences()) if made is None else made,
-        steps=st.integers(1, 12),
+        made=made,
+        steps=steps,
         widths=st.tuples(*[st.integers(1, 3)] * 4),
         dtype=st.sampled_from(DTYPES),
         reverse=st.booleans(),

@@ -46,9 +46,9 @@ def assert_same(compiled, eager, floats: tuple[Tensor, ...]) -> None:
 
 
 CASES = [  # a recurrence, options, lengths that are planned differently
-    pytest.param("RGLRU", {}, (20, 5), id="RGLRU"),
+    pytest.param("RGLRU", {}, (9, 3), id="RGLRU"),
     pytest.param("RGLRU", {"lowering": "split"}, (70, 33, 5), id="split", marks=pytest.mark.slow),
-    pytest.param("SelectiveSSM", {}, (20, 5), id="kept by the memory that a call moves"),
+    pytest.param("SelectiveSSM", {}, (20, 5), id="kept by memory", marks=pytest.mark.slow),
     pytest.param("HGRN2", {}, (70, 5), id="products over chunks from 64 steps on", marks=pytest.mark.slow),
 ]
 
@@ -63,7 +63,7 @@ def test_req41_one_graph_for_all_lengths(name, options, lengths):
     assert len(counter.graphs) == 1
 
 
-@pytest.mark.parametrize("lowering", [None, "chunked"])
+@pytest.mark.parametrize("lowering", [None, pytest.param("chunked", marks=pytest.mark.slow)])
 def test_req41_packed_sequences(lowering):
     name = "HGRN2" if lowering else "RGLRU"
     counter = CompileCounterWithBackend("aot_eager")
@@ -99,7 +99,7 @@ def test_req42_exported_without_gradients_and_differentiated(dynamic):
     assert torch.equal(*slopes)
 
 
-@pytest.mark.parametrize("name", ["RGLRU", "HGRN2"])
+@pytest.mark.parametrize("name", ["RGLRU", pytest.param("HGRN2", marks=pytest.mark.slow)])
 def test_req43_opcheck(name):
     floats = floats_of(name, 12, b=2, k=3, v=2)
     assert examined(partial(scan, name, {}), floats, True) == {"SUCCESS"}

@@ -49,7 +49,12 @@ SHIPPED = selfcheck.shipped()
 CALLS = [called(declared) for declared in SHIPPED]
 LAYERS = [c for c, d in zip(CALLS, SHIPPED, strict=True) if issubclass(d, sf.Recurrence)]
 every = pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+FEW = ("TiedKeys", "Previous", "LinearGated", "RGLRUScan", "Euler")
 every_layer = pytest.mark.parametrize("call", LAYERS, ids=lambda call: call.name)
+some_at_first = pytest.mark.parametrize(
+    "call",
+    [pytest.param(c, id=c.name, marks=() if c.name in FEW else pytest.mark.slow) for c in LAYERS],
+)
 
 
 def test_the_list_is_whole():
@@ -73,12 +78,12 @@ def test_forward_mode(call: Called):
     )  # fmt: skip
 
 
-@every_layer
+@some_at_first
 def test_req43_opcheck(call: Called):
     assert examined(call.scan, call.floats, gradient=True) == {"SUCCESS"}
 
 
-@every_layer
+@some_at_first
 def test_req43_compiled_is_eager(call: Called):
     compiled = torch.compile(call.scan, backend="aot_eager", fullgraph=True, dynamic=True)
     got = *compiled(*call.floats), *gradients(compiled, call.floats)
@@ -86,7 +91,7 @@ def test_req43_compiled_is_eager(call: Called):
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
-@every_layer
+@some_at_first
 def test_vmap_of_gradients(call: Called):
     several = [torch.stack([x, 0.5 * x]) for x in call.floats]
     each = torch.func.grad(lambda *floats: weighed(call.scan(*floats)), tuple(range(len(call.floats))))

@@ -23,7 +23,7 @@ from tests.reference.test_random_operators import drawn
 QUIET = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=60, phases=[Phase.generate], **QUIET)
+@settings(max_examples=200, phases=[Phase.generate], **QUIET)
 @given(calls())
 def test_random_calls(call: Call):
     assert not faults(call), call
