@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from scanforge.chunked_form import MatrixForm
 from scanforge.emit import chunk_frame as frame
+from scanforge.emit import chunk_halves
 from scanforge.emit.chunk_frame import ChunkForm, Tile
 from scanforge.emit.triton_maths import helpers
 from scanforge.emit.triton_text import function
@@ -233,50 +234,20 @@ def moved(form: MatrixForm) -> list[str]:
     ]
 
 
-def halves(level: str = "level") -> list[str]:
-    """Of one level: which rows are in the upper halves, and the last rows of halves."""
-    return [
-        f"size = 1 << {level}",
-        "upper = (i // size) % 2 == 1",
-        "pairs = (i // (2 * size) == j // (2 * size)) & ((i // size) % 2 == 0) & ((j // size) % 2 == 1)",
-        "low_end = tl.broadcast_to(i // (2 * size) * (2 * size) + size - 1, [C, KB])",
-        "below = tl.gather(up, low_end, 0)",
-        "above = tl.gather(up, low_end + size, 0)",
-    ]
-
-
-PRODUCTS = [
-    "up = decay + tl.zeros([C, KB], FLOAT)  # of its half until its step; `past` without it",
-    "past = tl.full([C, KB], 1.0, FLOAT)",
-    "down = tl.full([C, KB], 1.0, FLOAT)  # of its half after its step",
-]
-WHOLE = [  # two halves become one
-    "down = tl.where(upper, down, down * above)",
-    "past = tl.where(upper, past * below, past)",
-    "up = tl.where(upper, up * below, up)",
-]
-
-
-def decays(form: MatrixForm) -> list[str]:
-    """The decays as they are multiplied: 0 at resets."""
-    whole = ["decay = tl.exp2(log2_decay)"] * form.log_decay
-    return whole + ["decay = tl.where(reset, 0.0, decay)"] * form.resets
-
-
 def _exact(form: MatrixForm) -> list[str]:
     reach = "past" if form.reads_before else "up"
     diagonal = [] if form.reads_before else ["scores += tl.where(i == j, product(key, tl.trans(query)), 0.0)"]
     return [
-        *decays(form),
-        *PRODUCTS,
+        *chunk_halves.decays(form),
+        *chunk_halves.PRODUCTS,
         *diagonal,
         "for level in tl.range(0, LEVELS):",
         *frame.indent(
             [
-                *halves(),
+                *chunk_halves.halves(),
                 f"crossing = product(key * down, tl.trans(query * {reach}))",
                 "scores += tl.where(pairs, crossing, 0.0)",
-                *WHOLE,
+                *chunk_halves.WHOLE,
             ]
         ),
         f"queries, keys = (query * {reach}).to(DOT), (key * down).to(DOT)",

@@ -19,7 +19,7 @@ from scanforge.chunked_form import MatrixForm
 from scanforge.chunked_vjp import WayBack
 from scanforge.emit import chunk_frame as frame
 from scanforge.emit import chunk_gates as gates
-from scanforge.emit import chunk_heads
+from scanforge.emit import chunk_halves, chunk_heads
 from scanforge.emit.chunk_frame import ChunkForm, Tile
 from scanforge.emit.triton_text import function
 
@@ -219,9 +219,9 @@ def _of_heads(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> list[str]:
 def _products(levels: str) -> list[str]:
     """Products of decays in halves of 2^levels rows."""
     return [
-        *gates.PRODUCTS,
+        *chunk_halves.PRODUCTS,
         f"for lower in tl.range(0, {levels}):",
-        *frame.indent([*gates.halves("lower"), *gates.WHOLE]),
+        *frame.indent([*chunk_halves.halves("lower"), *chunk_halves.WHOLE]),
     ]
 
 
@@ -254,7 +254,7 @@ def _exact(form: MatrixForm) -> list[str]:
         "by_down += to_key * key",
     ]
     return [
-        *gates.decays(form),
+        *chunk_halves.decays(form),
         *_products("LEVELS"),
         f"grad_query = of_queries * {reach}",
         "grad_key = of_keys * down",
@@ -265,7 +265,7 @@ def _exact(form: MatrixForm) -> list[str]:
         "by_down = of_keys * key",
         "for level in tl.range(0, LEVELS):",
         *frame.indent(
-            [*ends, *_products("LEVELS - 1 - level"), *gates.halves("(LEVELS - 1 - level)"), *apart]
+            [*ends, *_products("LEVELS - 1 - level"), *chunk_halves.halves("(LEVELS - 1 - level)"), *apart]
         ),
         f"grad_log2_decay = {_of_decay(form, f'by_up * decay * {LN2!r}')}"
         if form.log_slope
