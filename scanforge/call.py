@@ -133,10 +133,11 @@ def check_tensor(owner: str, leaf: Leaf | Named, tensor: Any, shape: str = "(bat
             f"{name}=torch.as_tensor(...)."
         )
     if tensor.dtype not in dtypes.ACCEPTED[leaf.kind]:
+        half = tensor.dtype == torch.complex32 and leaf.kind == "float"
         raise DTypeError(
             f"{where} is of kind {leaf.kind} and got dtype {dtypes.name(tensor.dtype)}, expected "
-            f"{_accepted(leaf.kind)}: write {name}={name}{_CONVERT[leaf.kind]}, or declare {name} with "
-            "another kind."
+            f"{_accepted(leaf.kind)}: write {name}={name}{'.cfloat()' if half else _CONVERT[leaf.kind]}, or "
+            f"declare {name} with another kind."
         )
     _check_dense(where, name, tensor)
 

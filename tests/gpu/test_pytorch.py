@@ -254,6 +254,22 @@ def test_a_captured_training_step(name):
         assert torch.equal(x, y)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_with_cuda_graphs(name):
+    """Inductor captures what it compiles: the same bits call after call, on numbers that change."""
+    run = partial(scan, name)
+    compiled = torch.compile(run, mode="reduce-overhead", fullgraph=True, dynamic=False)
+    for seed in range(5):
+        floats = floats_of(name)
+        with torch.no_grad():
+            for x in floats:
+                x.mul_(1 - seed / 8)
+        torch.compiler.cudagraph_mark_step_begin()
+        got = [x.clone() for x in outcome(compiled, floats)]
+        for x, y in zip(got, outcome(run, floats), strict=True):
+            assert_close(x, y.double(), "gradient", f"{name} {seed}")
+
+
 def test_several_streams_at_once():
     """Each waits for nobody: no scratch is shared by two calls that run at the same time."""
     name = "RGLRU"

@@ -339,6 +339,25 @@ class TestMistakes:
             full(call)(drawn(2, 5, 4))
 
 
+def test_a_graph_that_is_kept():
+    """The page's switch is the one; without it torch says so."""
+    a, b = drawn(2, 5, 3).sigmoid().requires_grad_(), drawn(2, 5, 3)
+
+    def loss():
+        return full(lambda a: sf.scan(AFFINE, a=a, b=b).cos().sum())(a)
+
+    want = torch.autograd.grad(sf.scan(AFFINE, a=a, b=b).cos().sum(), a)
+    with pytest.raises(RuntimeError, match="donated_buffer=False"):
+        torch.autograd.grad(loss(), a, retain_graph=True)
+    torch.compiler.reset()
+    with torch._functorch.config.patch(donated_buffer=False):
+        kept = loss()
+        for retain in (True, False):
+            assert torch.equal(torch.autograd.grad(kept, a, retain_graph=retain)[0], want[0])
+        with pytest.raises(RuntimeError, match="double backward"):
+            torch.autograd.grad(torch.autograd.grad(loss(), a, create_graph=True)[0].sum(), a)
+
+
 @pytest.mark.parametrize("device", ["fake", "meta"])
 @pytest.mark.parametrize("option", ["none", "lengths", "cu_seqlens"])
 def test_tensors_without_numbers(device, option):

@@ -34,6 +34,11 @@ TENSORS = {
     ),
     "bool for float": (affine(b=x > 0), sf.DTypeError, ["Affine.b", "dtype bool", "b=b.float()"]),
     "float8": (affine(a=x.to(torch.float8_e4m3fn)), sf.DTypeError, ["Affine.a", "float8_e4m3fn", "bfloat16"]),
+    "half a complex": (
+        affine(a=x.to(torch.complex32)),
+        sf.DTypeError,
+        ["Affine.a", "complex32", "a=a.cfloat()"],
+    ),
     "float for int": (
         lambda: sf.scan(SHIPPED.LastFlagged, flag=x, value=x),
         sf.DTypeError,
