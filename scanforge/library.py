@@ -5,8 +5,9 @@ They are defined at first use, so that importing scanforge does no work.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
 from itertools import accumulate, pairwise
+from threading import Lock
 from typing import Any
 
 import torch
@@ -30,22 +31,25 @@ BACKWARD = (
 )
 
 
-@cache
-def define() -> Any:
-    """The namespace `torch.ops.scanforge`, its ops defined."""
-    lib = torch.library.Library("scanforge", "DEF")
-    for schema, run, fake in ((SCAN, run_scan, _fake_scan), (BACKWARD, run_backward, _fake_backward)):
-        name = schema.partition("(")[0]
-        lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        lib.impl(name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"scanforge::{name}", fake, lib=lib)
-    _KEPT.append(lib)
+def define(setup: Callable[..., None], backward: Callable[..., Any]) -> Any:
+    """The namespace `torch.ops.scanforge`, its ops defined by whichever thread is first, and never twice."""
+    with _FIRST:
+        if not _KEPT:
+            lib = torch.library.Library("scanforge", "DEF")
+            _KEPT.append(lib)
+            for schema, run, fake in ((SCAN, run_scan, _fake_scan), (BACKWARD, run_backward, _fake_backward)):
+                name = schema.partition("(")[0]
+                lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+                lib.impl(name, run, "CompositeExplicitAutograd")
+                torch.library.register_fake(f"scanforge::{name}", fake, lib=lib)
+            torch.library.register_autograd("scanforge::scan", backward, setup_context=setup, lib=lib)
     return torch.ops.scanforge
 
 
 OPS = Repeats(1024)  # how the ops ran, for graphs that call them
 
 _KEPT: list[torch.library.Library] = []  # a library's ops live as long as it does
+_FIRST = Lock()
 
 
 def run_scan(  # noqa: PLR0913, PLR0917 - as in the schema

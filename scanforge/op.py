@@ -280,9 +280,7 @@ def _in_scan_order(scan: Scan, tensor: Tensor, output: str) -> Tensor:
 @cache
 def library() -> Any:
     """The ops, the scan with its backward registered for the compiler."""
-    ops = define()
-    torch.library.register_autograd("scanforge::scan", _backward_op, setup_context=_setup_op)
-    return ops
+    return define(_setup_op, _backward_op)
 
 
 def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:

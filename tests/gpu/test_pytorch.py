@@ -23,8 +23,10 @@ from models.named import MIXERS
 from tests.catalogue import generator
 from tests.models.test_lm_mixers import ARGS
 from tests.pytorch.calls import weighed
+from tests.pytorch.test_autograd import FIRST_CALLS
 from tests.pytorch.test_opcheck import examined
 from tests.recurrences import BY_NAME, draw
+from tests.subprocesses import ROOT, run_python
 from tests.tolerances import assert_close, err
 
 pytestmark = pytest.mark.gpu
@@ -286,3 +288,7 @@ def test_several_streams_at_once():
         torch.cuda.synchronize()
         for xs, ys in zip(got, want, strict=True):
             assert all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
+
+
+def test_threads_may_all_be_the_first():
+    run_python("-c", FIRST_CALLS, DEVICE, cwd=ROOT)

@@ -14,6 +14,7 @@ import scanforge as sf
 from tests import recurrences
 from tests.catalogue import generator
 from tests.pytorch.calls import Called, every, gradients, of_recurrence, weighed
+from tests.subprocesses import ROOT, run_python
 
 CALLS = every()
 every_call = pytest.mark.parametrize("call", CALLS, ids=[c.name for c in CALLS])
@@ -167,3 +168,36 @@ def test_threads_do_not_disturb_each_other():
     assert len(found) == 20
     for got in found:
         assert_same(got, want)
+
+
+FIRST_CALLS = """
+import sys, threading, torch
+import scanforge as sf
+
+a, b = (torch.rand(2, 40, 16, device=sys.argv[1]) for _ in range(2))
+start, found, errors = threading.Barrier(8), [], []
+
+def work():
+    x = a.clone().requires_grad_()
+    start.wait()
+    try:
+        for _ in range(5):
+            y = sf.scan(sf.Affine, a=x, b=b)
+            found.append((y.detach(), *torch.autograd.grad(y.cos().sum(), x)))
+    except BaseException as error:
+        errors.append(error)
+
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not errors, errors
+assert len(found) == 40
+assert all(torch.equal(x, y) for xs in found for x, y in zip(xs, found[0], strict=True))
+"""
+
+
+def test_threads_may_all_be_the_first():
+    """What is defined at first use is defined once, whoever comes first."""
+    run_python("-c", FIRST_CALLS, "cpu", cwd=ROOT)
