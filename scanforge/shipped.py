@@ -9,6 +9,7 @@ from __future__ import annotations
 # The device: lanes are threads, one each.
 RESIDENT = 16_896  # lanes that are at work at one time: 128 on each of 132 processors
 SHARED = 225_000  # bytes of shared memory of one processor
+LINE = 128  # bytes that memory hands over at one time
 FILLING = 8192  # lanes that fill the device
 GROUPED = 4096  # lanes that fill it in groups
 

@@ -14,8 +14,9 @@ from scanforge import dtypes, tape
 from scanforge.emit.form import CHUNK_AXIS, Form, Kernel
 from scanforge.ir.scan import BATCH
 from scanforge.plan import Held, Keep
+from scanforge.shipped import LINE
 from scanforge.sums import Sum, Sums, settle
-from scanforge.tile import Composed, Fixed, Tile, bucket, fitting_tile
+from scanforge.tile import Composed, Fixed, Tile, at_most, bucket, fitting_tile
 from scanforge.views import Lanes, View, across_time, lay_out
 
 Tensor = torch.Tensor
@@ -132,9 +133,13 @@ def launch(
     lanes = work.lanes(held)
     if held.axes or work.bounds or not work.over_lanes(lanes):
         composed = None
+    along = work.along_time(lanes)
     least = keep.spacing if keep and not keep.refill else 0
+    if along and not (rows or held.axes) and len(work.inputs) <= 2:  # whole lines; of more inputs, registers
+        widest = max(v.tensor.element_size() for v in work.outputs.values())
+        least = max(least, at_most(work.steps, LINE // widest))
     fixed = Fixed(rows, least, work.rest)
-    tile = _tile(work, lanes, held, fixed, composed, None if work.along_time(lanes) else best)
+    tile = _tile(work, lanes, held, fixed, composed, None if along else best)
     left = work.steps % (tile.rows * tile.groups) if tile.groups > 1 else 0
     if left:
         one, two = work.at(work.steps - left, rows or least, down=bool(rows))

@@ -5,6 +5,7 @@ Triton tells multiples of 16 from other numbers, since memory is then read 16 by
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +99,14 @@ def test_what_is_contiguous_is_moved_16_bytes_at_a_time():
     assert ring_loads(kernel) == tile_loads(kernel) == 2
     assert "st.global.v4.b32" in kernel.asm["ptx"]
     assert "cp.async.cg.shared.global" in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(F32, 32), (BF16, 64)], ids=["fp32", "bf16"])
+def test_tiles_are_whole_lines_of_contiguous_time(dtype, rows):
+    """Of 128 bytes, with no gradient wanted, too."""
+    x = torch.empty(8, 2048, 1024, dtype=dtype)
+    with noting() as noted:
+        sf.scan(sf.Affine, a=x, b=x, dim=2, backend="triton")
+    (launch,) = noted
+    assert f"T // {rows}" in Path(launch.function.fn.__code__.co_filename).read_text()
+    assert resources(build(launch, SM90)).stack == 0
