@@ -176,7 +176,8 @@ def run_prepared(
     chosen = choose(backend, call.device, name)
     options = replace(options, lowering=lowering_of(lowering, chosen, name), backend=chosen)
     if options.lowering == "chunked":
-        chunked_choice.check(name, call.text, packed=call.packed is not None)
+        wide = call.dtype == torch.float64 and call.device.type == "cuda"
+        chunked_choice.check(name, call.text, packed=call.packed is not None, wide=wide)
     if 0 in call.sizes.values():  # no kernel has anything to do, and sums over nothing are 0
         chosen, options = "reference", replace(options, lowering="", backend="reference")
     inputs, initial = list(call.inputs), list(call.initial)

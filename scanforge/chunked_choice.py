@@ -14,6 +14,7 @@ from scanforge.launch import Options
 from scanforge.plan import Plan
 
 SHORT = 64  # steps that fill one chunk
+WIDE = "Triton compiles its products of float64 for a GPU in some layouts only"
 WIDEST = 512  # keys of which a program holds the state
 
 
@@ -73,10 +74,10 @@ def not_worth(form: MatrixForm, sizes: dict[str, int], computed: torch.dtype) ->
     return f"{sizes[TIME]} steps are less than a chunk of {SHORT}" if sizes[TIME] < SHORT else ""
 
 
-def check(name: str, text: str, *, packed: bool) -> None:
-    """Raise ArgumentError where lowering="chunked" is asked for and does not apply."""
+def check(name: str, text: str, *, packed: bool, wide: bool = False) -> None:
+    """Raise ArgumentError where lowering="chunked" is asked for and does not apply; `wide`: fp64 on a GPU."""
     form = matrix_form(text)
-    reason = form if isinstance(form, str) else why_not(form, packed=packed)
+    reason = form if isinstance(form, str) else why_not(form, packed=packed) or WIDE * wide
     if reason:
         raise ArgumentError(
             f"{name}: lowering='chunked' does not apply, since {reason}. Write lowering='ordered_tile' or "

@@ -134,7 +134,7 @@ def launch(
     if held.axes or work.bounds or not work.over_lanes(lanes):
         composed = None
     along = work.along_time(lanes)
-    least = keep.spacing if keep and not keep.refill else 0
+    spacing = least = keep.spacing if keep and not keep.refill else 0
     if along and not (rows or held.axes) and len(work.inputs) <= 2:  # whole lines; of more inputs, registers
         widest = max(v.tensor.element_size() for v in work.outputs.values())
         least = max(least, at_most(work.steps, LINE // widest))
@@ -142,7 +142,7 @@ def launch(
     tile = _tile(work, lanes, held, fixed, composed, None if along else best)
     left = work.steps % (tile.rows * tile.groups) if tile.groups > 1 else 0
     if left:
-        one, two = work.at(work.steps - left, rows or least, down=bool(rows))
+        one, two = work.at(work.steps - left, rows or spacing, down=bool(rows))
         for part in (one, replace(two, fresh=False)):
             more = composed if part.steps > left else None
             launch(make, part, computed, held, rows=rows, keep=keep, composed=more, best=best)

@@ -17,7 +17,7 @@ from ..mixer import Mixer, State, state_dtype
 from ..segments import Segments
 from . import lower_bounds
 from .lower_bounds import LowerBounds
-from .recurrences import Form
+from .recurrences import Form, recurrence
 
 Tensor = torch.Tensor
 
@@ -39,6 +39,7 @@ class HeadMixer(Mixer):
         super().__init__()
         self.d_model, self.form, self.projections = d_model, form.checked(self._name), projections
         self.convolved: dict[str, str] = {}
+        self.options = form.options
 
     @abstractmethod
     def answer(self, o: Tensor, x: Tensor) -> Tensor:
@@ -58,6 +59,11 @@ class HeadMixer(Mixer):
         else:
             self.lower_bound = made
         self.layer_idx = layer_idx
+
+    @property
+    def recurrence(self) -> type[sf.Recurrence]:
+        """The declaration that the layer scans; never held, so that layers can be pickled."""
+        return recurrence(self.options)
 
     def convolve(self, size: int, bias: bool) -> None:
         """Put a causal convolution of this width behind every projection; 0 is none."""
@@ -87,7 +93,7 @@ class HeadMixer(Mixer):
         given = arguments.states(self._name, state, self._shapes(x_t.shape[0]))
         inputs, windows = self._inputs(x_t[:, None], given, Segments())
         now: dict[str, Any] = {n: y if n == "lower" else y[:, 0] for n, y in inputs.items()}
-        o, S = sf.step(self.form.recurrence, given["S"], backend=self.backend, **now)
+        o, S = sf.step(self.recurrence, given["S"], backend=self.backend, **now)
         return self.answer(o.flatten(1), x_t), {"S": S, **windows}
 
     def mix(self, x: Tensor, state: State, return_state: bool, segments: Segments) -> Any:
@@ -108,9 +114,9 @@ class HeadMixer(Mixer):
         options: dict[str, Any] = {"reset_state": None if S is None else S.new_zeros(1, *S.shape[1:])}
         options |= {"backend": self.backend, **inputs}
         o: Tensor
-        o, after = segments.scan(self.form.recurrence, initial_state=S, **options)
+        o, after = segments.scan(self.recurrence, initial_state=S, **options)
         if self.bidirectional:
-            o = o + segments.scan(self.form.recurrence, reverse=True, **options)[0]
+            o = o + segments.scan(self.recurrence, reverse=True, **options)[0]
         return o, after
 
     def _inputs(

@@ -145,7 +145,13 @@ class Form:
     @property
     def recurrence(self) -> type[sf.Recurrence]:
         """The declaration; never held by a layer, so that layers can be pickled."""
-        return _recurrence(self)
+        return recurrence(self.options)
+
+    @property
+    def options(self) -> str:
+        """What the recurrence depends on."""
+        scale = self.k**-0.5 if self.scale is None else float(self.scale)
+        return f"{self.keys} {self.decay} {self.activation} {scale!r}"
 
     @property
     def state(self) -> tuple[int, int, int]:
@@ -170,12 +176,12 @@ def head_size(where: str, expand: tuple[str, float], width: int) -> int:
     return size
 
 
-def _recurrence(form: Form) -> type[sf.Recurrence]:
-    """The declaration of a form: an argument that Dynamo takes for a constant."""
-    tied = TiedKeys if form.keys == "tied" else FreeKeys
-    base = tied if form.decay == "key" else ValueDecay
-    return _variant(base, form.activation, form.k**-0.5 if form.scale is None else float(form.scale))
+def recurrence(options: str) -> type[sf.Recurrence]:
+    """The declaration of a form: in a graph a text is a constant, and a number may be a symbol."""
+    keys, decay, activation, scale = options.split()
+    tied = TiedKeys if keys == "tied" else FreeKeys
+    return _variant(tied if decay == "key" else ValueDecay, activation, float(scale))
 
 
 # No graph can make a class. What torch.compiler.assume_constant_result writes, which imports the compiler.
-_recurrence._dynamo_marked_constant = True  # type: ignore[attr-defined]
+recurrence._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -86,6 +86,7 @@ class RGLRUMixer(Mixer):
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         d_model, width = parts.d_model, parts.width
         self.parts, self.d_model, self.c = parts, d_model, parts.c
+        self.options = f"{float(parts.c)!r} {parts.gelu} {parts.unit_start}"  # of the recurrence
         self.gate_proj = nn.Linear(d_model, width, bias=parts.bias, **made)
         self.in_proj = nn.Linear(d_model, width, bias=parts.bias, **made)
         self.conv1d = CausalConv1d(width, parts.d_conv, parts.conv_bias, parts.keep, **made)
@@ -110,7 +111,7 @@ class RGLRUMixer(Mixer):
     @property
     def recurrence(self) -> type[sf.Recurrence]:
         """The declaration that the layer scans."""
-        return _recurrence(self.parts)
+        return _recurrence(self.options)
 
     @property
     def decay(self) -> Tensor:
@@ -179,9 +180,10 @@ class RGLRUMixer(Mixer):
         return {**shapes, "started": (batch, 1)} if self.parts.unit_start else shapes
 
 
-def _recurrence(parts: Parts) -> type[sf.Recurrence]:
-    """The declaration for these options: an argument that Dynamo takes for a constant."""
-    return declared(parts.c, parts.gelu, parts.unit_start)
+def _recurrence(options: str) -> type[sf.Recurrence]:
+    """The declaration for these options: in a graph a text is a constant, and a number may be a symbol."""
+    c, gelu, unit_start = options.split()
+    return declared(float(c), gelu, unit_start == "True")
 
 
 # No graph can make a class. What torch.compiler.assume_constant_result writes, which imports the compiler.

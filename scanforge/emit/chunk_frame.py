@@ -196,10 +196,10 @@ def mask(tile: Tile, live: str = "live", real: str = "real") -> str:
     return " & ".join([live] * tile.timed + [real] * tile.column)
 
 
-def load(tile: Tile) -> str:
+def load(tile: Tile, step: str = "step", live: str = "live") -> str:
     """A tile in the type that is computed in; 0 beyond the tensor."""
-    where = mask(tile)
-    text = f"tl.load({address(tile)}{f', mask={where}, other=0' if where else ''})"
+    where = mask(tile, live)
+    text = f"tl.load({address(tile, step)}{f', mask={where}, other=0' if where else ''})"
     if not (tile.timed or tile.column):
         text = f"tl.full([1, 1], {text}, ptr_{tile.name}.dtype.element_ty)"
     return CASTS[tile.kind].format(text) if tile.kind != "bool" else f"({text} != 0)"

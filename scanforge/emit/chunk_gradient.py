@@ -52,28 +52,24 @@ def fast_kernel(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> str:
         "chunk = tl.program_id(0) // BLOCKS % CHUNKS",
         *_rows(form, chunk, back),
     ]
-    if chunk_heads.decays_whole(form):
-        body = [
-            *begin,
-            *_products_with_values(form),
-            *gates.load_gates(form, alone=True),
-            *chunk_heads.narrowed(form),
-            *STORED,
-            *_of_heads(form, chunk, back),
-            *_pull_back(form, chunk, back),
-        ]
-        return _module(form, chunk, back, "the gradients of gates", body)
     body = [
-        *begin,
         gates.AT_MID,
         "later = operand((j >= i).to(FLOAT))",
-        *_products_with_values(form),
+        *_products_with_values(form, chunk),
         *gates.load_gates(form),
         *([] if form.resets else STORED),
         *gates.logarithms(form, chunk),
         *_fast(form, back),
-        *_pull_back(form, chunk, back),
     ]
+    if chunk_heads.decays_whole(form):
+        body = [
+            *_products_with_values(form, chunk),
+            *gates.load_gates(form, alone=True),
+            *chunk_heads.narrowed(form),
+            *STORED,
+            *_of_heads(form, chunk, back),
+        ]
+    body = [*begin, *body, *_pull_back(form, chunk, back)]
     return _module(form, chunk, back, "the gradients of gates", body)
 
 
@@ -81,7 +77,7 @@ def exact_kernel(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> str:
     """The kernel of flagged chunks."""
     inner = [
         *_rows(form, chunk, back),
-        *_products_with_values(form),
+        *_products_with_values(form, chunk),
         *gates.load_gates(form),
         *_exact(form),
         *_pull_back(form, chunk, back),
@@ -125,7 +121,7 @@ def _rows(form: MatrixForm, chunk: ChunkForm, back: WayBack) -> list[str]:
     return [*gates.rows(form, chunk), *bases, *block, "column = first + tl.arange(0, KB)[None, :]"]
 
 
-def _products_with_values(form: MatrixForm) -> list[str]:
+def _products_with_values(form: MatrixForm, chunk: ChunkForm) -> list[str]:
     """The cotangent of the scores; what queries and keys have from the states around the chunk; Σ_v S dS."""
     body = [
         "across = start + tl.arange(0, VB)[None, :]",
@@ -137,8 +133,9 @@ def _products_with_values(form: MatrixForm) -> list[str]:
         "stored()",
         "entry = start + tl.arange(0, VB)[:, None]",
         "at_state = (place * V + entry) * KP + column",
-        "before_it = tl.load(ptr_states + at_state, mask=entry < V, other=0.0).to(FLOAT)",
-        "after_it = tl.load(ptr_cotangents + at_state, mask=entry < V, other=0.0).to(FLOAT)",
+        f"held = (entry < V){' & (first_step < length)' * chunk.packed}",  # no walk comes to empty chunks
+        "before_it = tl.load(ptr_states + at_state, mask=held, other=0.0).to(FLOAT)",
+        "after_it = tl.load(ptr_cotangents + at_state, mask=held, other=0.0).to(FLOAT)",
         "scores = plus_product(scores, given, tl.trans(grad))",
         "of_queries = plus_product(of_queries, grad, before_it)",
         "of_keys = plus_product(of_keys, given, after_it)",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from scanforge.chunked_form import MatrixForm
 from scanforge.emit import chunk_frame as frame
-from scanforge.emit.chunk_frame import ChunkForm
+from scanforge.emit.chunk_frame import ChunkForm, Tile
 from scanforge.emit.chunk_gates import arguments, gate_tiles, module
 from scanforge.emit.chunk_walk import CONSTANTS, WalkForm, own_chunks, place_of_state, strides, tiles
 
@@ -60,6 +60,10 @@ def head_walk_kernel(form: MatrixForm, chunk: ChunkForm, walk: WalkForm) -> str:
             f"kept{b} = (down < V) & (column{b}[None, :] < K)",
             f"S{b} = tl.load({place_of_state('begin', b)}, mask=kept{b}, other=0.0).to(FLOAT)",
         ]
+    ahead = [t for t in gate_tiles(form) if _small(t)]
+    if ahead:  # Triton's pipeline has loads of 4 bytes and more alone, and these are of one number a step
+        body += ["step = ((low - start) * C + i).to(tl.int64)", "live = step < length"]
+        body += [f"next_{t.name} = {frame.load(t)}" for t in ahead]
     body += ["for index in tl.range(low, high, num_stages=NS):", *frame.indent(_chunk(form, chunk, walk))]
     if walk.ended:
         body += [f"tl.store({place_of_state('end', b)}, S{b}, mask=kept{b})" for b in blocks]
@@ -76,9 +80,13 @@ def head_walk_kernel(form: MatrixForm, chunk: ChunkForm, walk: WalkForm) -> str:
 def _chunk(form: MatrixForm, chunk: ChunkForm, walk: WalkForm) -> list[str]:
     """One chunk."""
     given, *rest = tiles(walk)
+    ahead = [t for t in gate_tiles(form) if _small(t)]
     lines = [
         "step = ((index - start) * C + i).to(tl.int64)",
         "live = step < length",
+        *(f"{t.name} = next_{t.name}" for t in ahead),
+        *(["later = step + C", "then = later < length"] if ahead else []),
+        *(f"next_{t.name} = {frame.load(t, step='later', live='then')}" for t in ahead),
         "inside = live & (across < V)",
         f"given = tl.load({frame.address(given, column='across')}, mask=inside, other=0.0).to(DOT)",
     ]
@@ -105,13 +113,18 @@ def _chunk(form: MatrixForm, chunk: ChunkForm, walk: WalkForm) -> list[str]:
     return lines
 
 
+def _small(tile: Tile) -> bool:
+    """Whether it is one number a step, which is loaded a chunk ahead."""
+    return tile.timed and not tile.column
+
+
 def _gates(form: MatrixForm, b: int) -> list[str]:
     """Queries and keys of some columns; 0 beyond the tensors, as an input is by itself."""
     loaded, names = gate_tiles(form), [n for n, _ in form.gates.outputs]
     lines = [
         f"column = column{b}[None, :]",
         "real = column < K",
-        *(f"{t.name} = {frame.load(t)}" for t in loaded),
+        *(f"{t.name} = {frame.load(t)}" for t in loaded if not _small(t)),
         f"{', '.join(names)} = gates({', '.join(t.name for t in loaded)})",
     ]
     full = {t.name for t in loaded if t.timed and t.column}
