@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._C._functorch import is_batchedtensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from scanforge.declare import Declaration
 from scanforge.errors import ArgumentError, DeviceError, ShapeError
@@ -16,12 +17,13 @@ from scanforge.ir.scan import BATCH, TIME, Scan, State
 from scanforge.recurrence import Fused
 
 Tensor = torch.Tensor
+UNREAL = (FakeTensor, FunctionalTensor)  # have no numbers
 Run = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 
 
 def has_values(x: Tensor) -> bool:
     """Whether numbers can be looked at: for a GPU's one would wait, and in a trace or vmap there are none."""
-    traced = torch.compiler.is_compiling() or is_batchedtensor(x) or isinstance(x, FakeTensor)
+    traced = torch.compiler.is_compiling() or is_batchedtensor(x) or isinstance(x, UNREAL)
     return not (x.is_cuda or x.is_meta or traced)
 
 
