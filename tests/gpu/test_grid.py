@@ -65,7 +65,7 @@ def test_a_peer_and_an_addition_are_timed_beside(session: Session):
 
 @pytest.mark.parametrize("entry", [RG_LRU, MAMBA], ids=lambda entry: entry.name)
 def test_steps_are_timed(entry, session: Session):
-    StepContest(entry, 1).run(session)
+    StepContest(entry, 1).run(session, tiny=False)
     rows = {row["implementation"]: row for row in session.results.rows}
     assert {"scanforge", "copy", "empty kernel"} <= set(rows)
     assert all(row["replayed"]["median"] > 0 for row in rows.values() if "failed" not in row)

@@ -116,8 +116,10 @@ def test_req49_values_and_gradients_the_same_every_time(run):
     got = outcome(entry, tensors, initial, place=on_gpu, **placed)
     for _ in range(20):
         assert_identical(outcome(entry, tensors, initial, place=on_gpu, **placed), got, f"{run} again")
+    products = sf.last_run().plan.lowering == "chunked"
     known = {n: x for n, x in placed.items() if n not in {"lowering", "memory"}}
-    assert_same(got, truth_of(entry, tensors, initial, **known), ("forward", "gradient"), str(run))
+    truth, rounded = truth_of(entry, tensors, initial, **known), run.dtype if products else None
+    assert_same(got, truth, ("forward", "gradient"), str(run), rounded)
     assert {x.dtype for x in got.outputs} == {run.dtype}
     assert {x.dtype for x in got.finals} == {F32}
 

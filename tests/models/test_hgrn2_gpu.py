@@ -45,7 +45,8 @@ def test_req24_declarations_are_within_the_table(form, dtype, steps):
         made[kind] = (o, S, {n: x.grad for n, x in given.items()})
     (o, S, slopes), (want_o, want_S, want) = made[dtype], made[F64]
     assert_close(o, want_o, "forward", "o")
-    assert_close(S, want_S, "forward", "S")
+    chunked = sf.last_run().plan.lowering == "chunked"  # whose products round what makes the state
+    assert_close(S, want_S, "forward", "S", dtype=dtype if chunked else None)
     for name, slope in slopes.items():
         assert_close(slope, want[name], "gradient", name)
 

@@ -95,17 +95,22 @@ def actual(entry: Entry, tensors, initial=None, losses=LOSSES, **options: Any) -
     return Outcome(outputs, finals, differentiate(outputs, finals, inputs | start, losses, missing=False))
 
 
-def assert_same(got: Outcome, truth: Outcome, quantities=("long", "long"), what: str = "") -> None:
-    """Values within the first quantity of the table, gradients within the second."""
+def assert_same(
+    got: Outcome, truth: Outcome, quantities=("long", "long"), what: str = "", rounded=None
+) -> None:
+    """Values within the first quantity of the table, gradients within the second.
+
+    `rounded` is the type of the operands of products, to which all is as good.
+    """
     for label, xs, ys in (("output", got.outputs, truth.outputs), ("final", got.finals, truth.finals)):
         assert len(xs) == len(ys), f"{what}: {len(xs)} {label}s, expected {len(ys)}"
         for index, (x, y) in enumerate(zip(xs, ys, strict=True)):
-            assert_close(x, y, quantities[0], f"{what} {label} {index}")
+            assert_close(x, y, quantities[0], f"{what} {label} {index}", rounded)
     assert got.gradients.keys() == truth.gradients.keys()
     for loss, slopes in got.gradients.items():
         assert slopes.keys() == truth.gradients[loss].keys()
         for name, x in slopes.items():
-            assert_close(x, truth.gradients[loss][name], quantities[1], f"{what} {loss} by {name}")
+            assert_close(x, truth.gradients[loss][name], quantities[1], f"{what} {loss} by {name}", rounded)
 
 
 def check(
