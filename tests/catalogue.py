@@ -30,6 +30,7 @@ class Case:
     states: tuple[str, ...]
     float_states: tuple[str, ...]
     selects: bool = False  # only chooses among its inputs: bitwise exact in every dtype and order
+    vector: bool = False  # a step mixes its states, so that their errors are relative to the length of all
     exact_on_grid: bool = (
         False  # exact in float64 on quarter integers, so that ties are the same in every order
     )
@@ -199,6 +200,7 @@ CASES = (
         ("m00", "m01", "m10", "m11"),
         ("x0", "x1"),
         ("x0", "x1"),
+        vector=True,
     ),
     Case(
         sf.operators.MaxPlus, draw_max_plus, draw_normals(1), ("a", "b"), ("x",), ("x",), exact_on_grid=True
