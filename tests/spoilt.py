@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from scanforge import pipeline, replay
+from scanforge import chunked_work, pipeline, replay
 
 SWAPS = {
     " + ": " - ",
@@ -21,6 +23,7 @@ SWAPS = {
 }
 CACHED = (
     pipeline.executable, pipeline.forward_kernel, pipeline.backward_kernel, pipeline.backward_aggregate,
+    chunked_work.kernel,
 )  # fmt: skip
 
 
@@ -41,8 +44,18 @@ def spoilt(source: str, function: str) -> str:
 def code(change: Callable[[str], str], loader: str = "load_kernel") -> Iterator[None]:
     """What is generated meanwhile goes through `change` before it is loaded."""
     load = getattr(pipeline, loader)
+    with loading(lambda source: load(change(source)), loader):
+        yield
+
+
+@contextmanager
+def loading(
+    load: Callable[[str], Any], loader: str = "load_kernel", places: Sequence[ModuleType] = (pipeline,)
+) -> Iterator[None]:
+    """What is generated meanwhile comes from `load`, each for the first time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, loader, lambda source: load(change(source)))
+        for place in places:
+            patch.setattr(place, loader, load)
         _forget()
         try:
             yield

@@ -15,7 +15,15 @@ from scanforge.chunked_form import MatrixForm
 from scanforge.emit import chunk_frame as frame
 from scanforge.emit.chunk_frame import ChunkForm, Tile
 from scanforge.emit.chunk_gates import arguments, gate_tiles, module
-from scanforge.emit.chunk_walk import CONSTANTS, WalkForm, own_chunks, place_of_state, strides, tiles
+from scanforge.emit.chunk_walk import (
+    CONSTANTS,
+    WalkForm,
+    first_state,
+    opening,
+    place_of_state,
+    strides,
+    tiles,
+)
 
 NOTHING = -256.0  # a power of 2 that is 0
 ZERO = 128.0  # counts for more than all signs of a chunk
@@ -43,23 +51,11 @@ def head_walk_kernel(form: MatrixForm, chunk: ChunkForm, walk: WalkForm) -> str:
     """The kernel's text."""
     blocks = range(walk.blocks)
     body = [
-        *frame.place(chunk, "tl.program_id(0) // (tl.cdiv(V, VB) * GROUPS)"),
-        "group = tl.program_id(0) // tl.cdiv(V, VB) % GROUPS",
-        *own_chunks(chunk),
-        *(frame.base(chunk, t) for t in (*gate_tiles(form), *tiles(walk))),
-        f"KB: tl.constexpr = {walk.width}",
-        "i = tl.arange(0, C)[:, None]",
-        "j = tl.arange(0, C)[None, :]",
-        "value = tl.program_id(0) % tl.cdiv(V, VB) * VB + tl.arange(0, VB)",
-        "down, across = value[:, None], value[None, :]  # of the state, of what has time",
+        *opening(chunk, walk, (*gate_tiles(form), *tiles(walk))),
         *(["total = tl.full([], 1.0, FLOAT)"] * walk.totals),
     ]
     for b in blocks:
-        body += [
-            f"column{b} = {b} * KB + tl.arange(0, KB)",
-            f"kept{b} = (down < V) & (column{b}[None, :] < K)",
-            f"S{b} = tl.load({place_of_state('begin', b)}, mask=kept{b}, other=0.0).to(FLOAT)",
-        ]
+        body += first_state(b)
     ahead = [t for t in gate_tiles(form) if _small(t)]
     if ahead:  # Triton's pipeline has loads of 4 bytes and more alone, and these are of one number a step
         body += ["step = ((low - start) * C + i).to(tl.int64)", "live = step < length"]

@@ -61,22 +61,10 @@ def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
     read, write = ("keys", "queries") if walk.down else ("queries", "keys")
     head = frame.arguments(chunk, tiles(walk), buffers(walk), CONSTANTS)
     head.insert(-1, f"    {', '.join(strides(walk))},")
-    body = [
-        *frame.place(chunk, "tl.program_id(0) // (tl.cdiv(V, VB) * GROUPS)"),
-        "group = tl.program_id(0) // tl.cdiv(V, VB) % GROUPS",
-        *own_chunks(chunk),
-        *(frame.base(chunk, t) for t in tiles(walk)),
-        f"KB: tl.constexpr = {walk.width}",
-        "i = tl.arange(0, C)[:, None]",
-        "j = tl.arange(0, C)[None, :]",
-        "value = tl.program_id(0) % tl.cdiv(V, VB) * VB + tl.arange(0, VB)",
-        "down, across = value[:, None], value[None, :]  # of the state, of what has time",
-    ]
+    body = opening(chunk, walk, tiles(walk))
     for b in range(walk.blocks):
         body += [
-            f"column{b} = {b} * KB + tl.arange(0, KB)",
-            f"kept{b} = (down < V) & (column{b}[None, :] < K)",
-            f"S{b} = tl.load({place_of_state('begin', b)}, mask=kept{b}, other=0.0).to(FLOAT)",
+            *first_state(b),
             f"late{b} = tl.full([KB], 1.0, FLOAT)",
             *([f"total{b} = tl.full([KB], 1.0, FLOAT)"] * walk.totals),
         ]
@@ -92,6 +80,30 @@ def walk_kernel(chunk: ChunkForm, walk: WalkForm) -> str:
     what = f"the walk {'down' if walk.down else 'up'} over chunks"
     text = [frame.head("chunked", what, chunk), "\n".join([*head, *frame.indent(body)])]
     return "\n\n".join(x.strip("\n") + "\n" for x in text)
+
+
+def opening(chunk: ChunkForm, walk: WalkForm, read: tuple[Tile, ...]) -> list[str]:
+    """Where a program stands: its lane, values and chunks, and the addresses of what it reads."""
+    return [
+        *frame.place(chunk, "tl.program_id(0) // (tl.cdiv(V, VB) * GROUPS)"),
+        "group = tl.program_id(0) // tl.cdiv(V, VB) % GROUPS",
+        *_own_chunks(chunk),
+        *(frame.base(chunk, t) for t in read),
+        f"KB: tl.constexpr = {walk.width}",
+        "i = tl.arange(0, C)[:, None]",
+        "j = tl.arange(0, C)[None, :]",
+        "value = tl.program_id(0) % tl.cdiv(V, VB) * VB + tl.arange(0, VB)",
+        "down, across = value[:, None], value[None, :]  # of the state, of what has time",
+    ]
+
+
+def first_state(b: int) -> list[str]:
+    """A block of columns of the state that a program begins with."""
+    return [
+        f"column{b} = {b} * KB + tl.arange(0, KB)",
+        f"kept{b} = (down < V) & (column{b}[None, :] < K)",
+        f"S{b} = tl.load({place_of_state('begin', b)}, mask=kept{b}, other=0.0).to(FLOAT)",
+    ]
 
 
 def strides(walk: WalkForm) -> list[str]:
@@ -153,7 +165,7 @@ def _chunk(walk: WalkForm, order: tuple[int, int, int], read: str, write: str) -
     return lines
 
 
-def own_chunks(chunk: ChunkForm) -> list[str]:
+def _own_chunks(chunk: ChunkForm) -> list[str]:
     """The numbers from low to high that a program walks over; those of the chunks, from `start`, if down."""
     if not chunk.packed:
         return [

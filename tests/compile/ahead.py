@@ -160,13 +160,18 @@ def build(launch: Launch, target: GPUTarget) -> Any:
     return triton.compile(source, target=target, options=launch.options)
 
 
-def resources(kernel: Any) -> Resources:
-    """What the driver would give each thread of a cubin, as cuobjdump has it."""
+def told(kernel: Any, tool: str, option: str) -> str:
+    """What one of the tools beside Triton's assembler says of a cubin."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        command = [str(BINARIES / "cuobjdump"), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [str(BINARIES / tool), option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def resources(kernel: Any) -> Resources:
+    """What the driver would give each thread of a cubin, as cuobjdump has it."""
+    text = told(kernel, "cuobjdump", "--dump-resource-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found, text
     return Resources(*map(int, found.groups()))

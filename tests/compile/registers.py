@@ -7,11 +7,9 @@ shared memory with different constants, for rows of different widths. The produc
 from __future__ import annotations
 
 import re
-import subprocess
-from tempfile import NamedTemporaryFile
 from typing import Any
 
-from tests.compile.ahead import BINARIES
+from tests.compile.ahead import told
 
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)\s+([^;]*);")
 WRITERS = ("U", "S2UR", "R2UR", "REDUX", "LDCU")  # of a uniform register, if it comes first
@@ -20,7 +18,7 @@ WRITERS = ("U", "S2UR", "R2UR", "REDUX", "LDCU")  # of a uniform register, if it
 def undefined(kernel: Any) -> list[str]:
     """The instructions of a cubin, in their order, that read a register before any has written it."""
     written, found = set[int](), []
-    for op, operands in INSTRUCTION.findall(machine_code(kernel)):
+    for op, operands in INSTRUCTION.findall(told(kernel, "nvdisasm", "-c")):
         parts = [p.strip() for p in operands.split(",")]
         target = re.fullmatch(r"UR(\d+)", parts[0]) if op.startswith(WRITERS) else None
         reads = {r for p in parts[bool(target) :] for r in registers(op, p, parts)}
@@ -40,12 +38,3 @@ def registers(op: str, operand: str, operands: list[str]) -> set[int]:
     for first in map(int, re.findall(r"\bUR(\d+)\b", single)):
         found |= {first, first + 1} if op.startswith(("UIADD3.64", "UMOV.64")) else {first}
     return found
-
-
-def machine_code(kernel: Any) -> str:
-    """A cubin's instructions."""
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [str(BINARIES / "nvdisasm"), "-c", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

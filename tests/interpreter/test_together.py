@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
 import scanforge as sf
-from scanforge import cache, chunked_work, pipeline, replay
+from scanforge import cache, chunked_work, pipeline
 from scanforge.emit.together import together
 from tests.catalogue import generator
 from tests.matrix_recurrences import Matrix
+from tests.spoilt import loading
 
 pytestmark = [
     pytest.mark.interpreter,
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
 ]
-CACHED = (pipeline.forward_kernel, pipeline.backward_kernel, pipeline.backward_aggregate, chunked_work.kernel)
-
-
-@contextmanager
-def loading(load: Callable[[str], Any]) -> Iterator[None]:
-    """Kernels come from here, each for the first time."""
-    with pytest.MonkeyPatch.context() as patch:
-        for place in (pipeline, chunked_work):
-            patch.setattr(place, "load_kernel", load)
-        _forget()
-        try:
-            yield
-        finally:
-            _forget()
-
-
-def _forget() -> None:
-    for cached in CACHED:
-        cached.cache_clear()
-    replay.forget()
+PLACES = (pipeline, chunked_work)
 
 
 def results(recurrence, tensors, lowering) -> list[torch.Tensor]:
@@ -57,12 +37,12 @@ def test_they_compute_the_same(lowering):
         texts[source] = None
         return cache.load_kernel(source)
 
-    with loading(note):
+    with loading(note, places=PLACES):
         truth = results(matrix.recurrence(), tensors, lowering)
     assert len(texts) >= 6
     whole = cache.load_kernel_module(together("Matrix", [*texts]))
-    places = {source: f"kernel_{i}" for i, source in enumerate(texts, 1)}
-    with loading(lambda source: getattr(whole, places[source])):
+    names = {source: f"kernel_{i}" for i, source in enumerate(texts, 1)}
+    with loading(lambda source: getattr(whole, names[source]), places=PLACES):
         found = results(matrix.recurrence(), tensors, lowering)
     for x, y in zip(found, truth, strict=True):
         assert torch.equal(x, y)
