@@ -5,7 +5,7 @@ They are defined at first use, so that importing scanforge does no work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any
@@ -116,7 +116,7 @@ def _fake_scan(  # noqa: PLR0913, PLR0917
     return [*shown, *finals, *kept]
 
 
-def are_open(tensors: list[Tensor]) -> bool:
+def are_open(tensors: Iterable[Tensor]) -> bool:
     """Whether a graph is made for all sizes: what forward keeps depends on them, so that it keeps nothing."""
     return any(isinstance(n, torch.SymInt) for x in tensors for n in x.shape)
 

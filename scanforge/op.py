@@ -51,21 +51,22 @@ def apply(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(outputs, final states) of a recurrence, differentiable; `bounds` are of packed sequences, on a GPU."""
     scan = load(text)
-    keep = torch.is_grad_enabled() and any(t.requires_grad for t in (*inputs, *initial))
+    given = (*inputs, *initial)
+    keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    keep = keep and not (options.backend == "triton" and are_open(given))
     call = Call(text, len(inputs), options, keep, bounds)
     recorder = recording()
     if recorder is not None:
-        results = _recorded(recorder, replace(call, keep=recorder.gradient), [*inputs, *initial])
+        results = _recorded(recorder, replace(call, keep=recorder.gradient), given)
     elif torch.compiler.is_compiling() and not _transformed():
-        keep = keep and not (options.backend == "triton" and are_open([*inputs, *initial]))
-        results = _call_op(replace(call, keep=keep), [*inputs, *initial])
+        results = _call_op(call, given)
     else:
-        results = list(_ScanFunction.apply(call, *inputs, *initial))  # type: ignore[no-untyped-call]
+        results = list(_ScanFunction.apply(call, *given))  # type: ignore[no-untyped-call]
     n, k = len(scan.outputs), len(scan.states)
     return results[:n], results[n : n + k]
 
 
-def _recorded(recorder: Recorder, call: Call, tensors: list[Tensor]) -> list[Tensor]:
+def _recorded(recorder: Recorder, call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The results of a call whose replays have autograd around them, if there are gradients."""
     scan = load(call.text)
     recorder.cut([*tensors, *([] if call.bounds is None else [call.bounds])])
