@@ -53,6 +53,7 @@ class Replayed:
     """
 
     def __init__(self, call: Callable[[], Any], calls: int = CALLS) -> None:
+        self.call = call  # it may hold what the graph reads
         self.graph, self.calls = captured(call, calls), calls
 
     def sample(self, count: int) -> list[float]:

@@ -22,6 +22,7 @@ from scanforge.emit.triton_text import function
 BUFFERS = ("queries", "keys", "scores", "scales", "flags")
 CONSTANTS = ("K", "KP", "KB", "C", "LEVELS")
 SCALES = 4  # vectors of a chunk: before, inner, after, and `inner` of the walk backwards
+LEAST_GROWTH = 2.0**-10  # a logarithm to base 2, which float16 has to 2^-22
 TOGETHER = 32  # chunks whose flags one program looks at
 AT_MID = "at_mid = ((j <= i) & (j >= C // 2)).to(LOGS) - ((j > i) & (j < C // 2)).to(LOGS)"
 
@@ -37,7 +38,7 @@ def fast_kernel(form: MatrixForm, chunk: ChunkForm, *, gradients: bool) -> str:
         "scores = tl.zeros([C, C], FLOAT)  # [key, query]",
         *(["same = tl.full([C, C], 1, tl.int1)"] * form.resets),
         "largest = tl.zeros([C, KB], FLOAT)",
-        *over_columns([*load_gates(form), *logarithms(form, chunk), *_tested(least), *_fast(form)]),
+        *over_columns([*load_gates(form), *logarithms(form, chunk), *_tested(chunk, least), *_fast(form)]),
         *(["scores = tl.where(same, scores, 0.0)"] * form.resets),
         *_store_scores(form),
         f"tl.store(ptr_flags + place, (tl.max(largest) < {chunk.limit!r}).to(tl.int32))",
@@ -200,10 +201,14 @@ def logarithms(form: MatrixForm, chunk: ChunkForm) -> list[str]:
     ]
 
 
-def _tested(least: float) -> list[str]:
-    """What is to be small, and no decay below 2^-least."""
+def _tested(chunk: ChunkForm, least: float) -> list[str]:
+    """What is to be small, and no decay below 2^-least or, where logarithms are rounded, well above 1.
+
+    Where nothing decays the errors of all logarithms add up, over the whole of time.
+    """
+    growth = f" & (logs <= {LEAST_GROWTH!r})" if logs(chunk) == "float16" else ""
     return [
-        f'size = tl.where(logs >= {-least!r}, tl.abs(d), float("inf"))',
+        f'size = tl.where((logs >= {-least!r}){growth}, tl.abs(d), float("inf"))',
         "largest = tl.maximum(largest, size)",
     ]
 

@@ -367,6 +367,12 @@ def test_req19_any_sign_and_growth(factor):
     check(with_logs(RAW), strong(STRONG["slow"], RAW, F64, factor))
 
 
+def test_req19_growth_over_many_steps_in_16_bits():
+    """Errors of logarithms in float16 would add up, where nothing decays."""
+    logs = 0.1 + 0.1 * torch.rand((1, 300, 1, 9), generator=generator(6), dtype=F64)
+    check(with_logs(RAW), strong(logs, RAW, BF16))
+
+
 def test_req19_zeros_and_a_product_that_underflows():
     ten = {"q": 1.0, "k": 1.0, "v": 1.0, "f": -10.0}
     tensors = {n: torch.full((1, 64, 1, 1), x) for n, x in ten.items()}
