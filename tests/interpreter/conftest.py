@@ -13,9 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import quick_interpreter
 from tests.kernels import Tiles
 
 HERE = Path(__file__).parent
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    quick_interpreter.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
