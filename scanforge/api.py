@@ -172,6 +172,20 @@ def run_prepared(
     call: Prepared, options: Options, backend: str | None, lowering: str | None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The real outputs and final states of a call after its checks."""
+    options = chosen_options(call, options, backend, lowering)
+    inputs, initial = list(call.inputs), list(call.initial)
+    if call.packed is None:
+        return op.apply(call.text, inputs, initial, options)
+    if options.backend != "triton" or options.lowering != "split":
+        outputs, finals = op.apply(call.text, inputs, initial, options, call.packed)
+    else:
+        outputs, finals = _one_by_one(call, options)
+    dims = [o.dims for o in load(call.text).outputs]
+    return [summed(d, x) for d, x in zip(dims, outputs, strict=True)], finals
+
+
+def chosen_options(call: Prepared, options: Options, backend: str | None, lowering: str | None) -> Options:
+    """The options with the backend that runs the call, and the lowering, if one is forced."""
     name = call.declared.name
     chosen = choose(backend, call.device, name)
     options = replace(options, lowering=lowering_of(lowering, chosen, name), backend=chosen)
@@ -179,16 +193,8 @@ def run_prepared(
         wide = call.dtype == torch.float64 and call.device.type == "cuda"
         chunked_choice.check(name, call.text, packed=call.packed is not None, wide=wide)
     if 0 in call.sizes.values():  # no kernel has anything to do, and sums over nothing are 0
-        chosen, options = "reference", replace(options, lowering="", backend="reference")
-    inputs, initial = list(call.inputs), list(call.initial)
-    if call.packed is None:
-        return op.apply(call.text, inputs, initial, options)
-    if chosen != "triton" or options.lowering != "split":
-        outputs, finals = op.apply(call.text, inputs, initial, options, call.packed)
-    else:
-        outputs, finals = _one_by_one(call, options)
-    dims = [o.dims for o in load(call.text).outputs]
-    return [summed(d, x) for d, x in zip(dims, outputs, strict=True)], finals
+        return replace(options, lowering="", backend="reference")
+    return options
 
 
 def _one_by_one(call: Prepared, options: Options) -> tuple[list[Tensor], list[Tensor]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import zip_longest
 from math import prod
 
 import torch
@@ -28,16 +29,16 @@ Tensor = torch.Tensor
 
 def forward(
     text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool,
-    bounds: Tensor | None = None, *, inplace: bool = False,
+    bounds: Tensor | None = None, *, inplace: bool = False, into: Sequence[Tensor] = (),
 ) -> Result:  # fmt: skip
     """The recurrence of `text` on these inputs and initial states, as the reference's `run`.
 
     `bounds` are those of packed sequences, whose states have a row each. With `inplace` the final states are
-    written into the initial ones.
+    written into the initial ones; outputs are written `into` tensors of any strides, if there are some.
     """
     scan = load(text)
     sizes = _sizes(scan, tensors, initial, bounds)
-    result = allocate(text, tensors, initial, options, keep, bounds, inplace=inplace)
+    result = allocate(text, tensors, initial, options, keep, bounds, inplace=inplace, into=into)
     kept = keeping(text, tensors, sizes, options, bounds) if keep else None
     best = None if bounds is not None else tuned.choice(text, KEEPING if keep else FORWARD, sizes, tensors)
     if sizes[TIME] > 1 and not chunked_choice.form_of(text, sizes, options, packed=bounds is not None):
@@ -171,7 +172,7 @@ def keeping(
 
 def allocate(
     text: str, tensors: Sequence[Tensor], initial: Sequence[Tensor], options: Options, keep: bool,
-    bounds: Tensor | None = None, *, inplace: bool = False,
+    bounds: Tensor | None = None, *, inplace: bool = False, into: Sequence[Tensor] = (),
 ) -> Result:  # fmt: skip
     """Empty tensors for all that a forward kernel writes; also the shapes of the compiler's fake tensors.
 
@@ -180,7 +181,7 @@ def allocate(
     scan = load(text)
     rows, sizes = _sizes(scan, tensors, initial, bounds), sizes_of(scan, tensors, initial)
     sizes |= {} if bounds is None else {BATCH: 1}
-    outputs = [
+    outputs = list(into) or [
         tensors[0].new_empty(
             [1 if d == "1" else (sizes if TIME in o.dims else rows)[d] for d in o.dims], dtype=dtype
         )
@@ -188,7 +189,7 @@ def allocate(
     ]
     finals = list(initial)
     if not inplace:
-        finals = [torch.empty_like(x0, memory_format=torch.contiguous_format) for x0 in initial]
+        finals = [_dense(x0) for x0 in initial]
     by_chunks = keep and chunked_choice.form_of(text, sizes, options, packed=bounds is not None)
     if not keep or (by_chunks and bounds is None):  # whose backward pass begins with the initial states
         return Result(outputs, finals, [])
@@ -201,13 +202,15 @@ def allocate(
     return Result(outputs, finals, kept)
 
 
-def backward(
+def backward(  # noqa: PLR0913 - as the op's
     text: str, wanted: Wanted, tensors: Sequence[Tensor], kept: Sequence[Tensor],
     cotangents: Sequence[Tensor], seeds: Sequence[Tensor], options: Options, bounds: Tensor | None = None,
+    *, into: Sequence[Tensor | None] = (),
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """The gradients of the wanted inputs in the scan's order, and the adjoint's final states.
 
-    `kept` is what the forward pass kept; where that is nothing, each initial state as a first row.
+    `kept` is what the forward pass kept; where that is nothing, each initial state as a first row. Gradients
+    are written `into` tensors of any strides, where there are some.
     """
     scan = load(text)
     derived = pipeline.kernel_adjoint(text, wanted)
@@ -220,16 +223,15 @@ def backward(
     given = dict(zip(own, _spread(scan, tensors, held, options.dtype), strict=True))
     given |= dict(zip((n for _, n in derived.cotangents), cotangents, strict=True))
     keep = keeping(text, tensors, sizes, options, bounds)
-    gradients = {
-        g: torch.empty_like(own[i], memory_format=torch.contiguous_format) for i, g in derived.gradients
-    }
+    places = zip_longest(derived.gradients, into)
+    gradients = {g: _dense(own[i]) if place is None else place for (i, g), place in places}
     by_gradient = {g: dims[i] for i, g in derived.gradients}
     segments = keep.rows(sizes[TIME]) if keep.refill else 1
     best = None if bounds is not None else tuned.choice(text, BACKWARD, sizes, tensors)
     fresh = segments == 1 and _is_fresh(text, sizes, options, bounds, best)
     lanes = frozenset(scan.lanes).difference(pipeline.inside_axes(text).axes if segments > 1 else scan.lanes)
     targets = _targets(by_gradient, gradients, options.dtype, fresh=fresh, lanes=lanes)
-    ends = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in seeds]
+    ends = [_dense(x) for x in seeds]
     work = Work(
         scan.lanes,
         {n: aligned(scan, shared(dims[n], t, bounds), t, sizes) for n, t in given.items()},
@@ -250,6 +252,11 @@ def backward(
             x.zero_()
     _settle(targets, gradients)
     return list(gradients.values()), ends
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Room for as much, contiguous."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _sizes_of_states(scan: Scan, kept: Sequence[Tensor]) -> dict[str, int]:

@@ -5,7 +5,7 @@ They are defined at first use, so that importing scanforge does no work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any
@@ -63,20 +63,22 @@ def run_scan(  # noqa: PLR0913, PLR0917 - as in the schema
     dtype: torch.dtype,
     keep: bool,
     bounds: Tensor | None,
+    into: Sequence[Tensor] = (),
 ) -> list[Tensor]:
+    """Outputs, final states and what is kept. Kernels write the outputs `into` tensors, if there are some."""
     options = Options(reverse, lowering, dtype, backend, memory)
     if backend != "triton":
         result = launch.run(recurrence, inputs, initial, options, keep, bounds)
         return [*result.outputs, *result.finals, *result.kept]
 
-    n = len(inputs)
+    n, k = len(inputs), len(inputs) + len(initial)
 
     def run(*values: Any) -> tuple[Tensor, ...]:
-        *tensors, last = values
-        result = launch_triton.forward(recurrence, tensors[:n], tensors[n:], options, keep, last)
+        own, last, places = values[:k], values[k], values[k + 1 :]
+        result = launch_triton.forward(recurrence, own[:n], own[n:], options, keep, last, into=places)
         return (*result.outputs, *result.finals, *result.kept)
 
-    return list(OPS(run, (recurrence, options, keep), (*inputs, *initial, bounds)))
+    return list(OPS(run, (recurrence, options, keep), (*inputs, *initial, bounds, *into)))
 
 
 def _fake_scan(  # noqa: PLR0913, PLR0917
@@ -145,7 +147,9 @@ def run_backward(  # noqa: PLR0913, PLR0917 - as in the schema
     memory: str,
     dtype: torch.dtype,
     bounds: Tensor | None,
+    into: Sequence[Tensor | None] = (),
 ) -> list[Tensor]:
+    """Gradients, then the adjoint's final states. Kernels write the former `into` tensors, if given."""
     which = Wanted(frozenset(wanted.split()), frozenset(present.split()), initial)
     options = Options(reverse, lowering, dtype, "triton", memory)
 
@@ -153,13 +157,14 @@ def run_backward(  # noqa: PLR0913, PLR0917 - as in the schema
 
     def run(*values: Any) -> tuple[Tensor, ...]:
         own, left, seen, last = (list(values[a:b]) for a, b in pairwise(ends))
-        left = _kept(recurrence, own, left, options, values[-1])
+        packed, *places = values[ends[-1] :]
+        left = _kept(recurrence, own, left, options, packed)
         gradients, after = launch_triton.backward(
-            recurrence, which, own, left, seen, last, options, values[-1]
+            recurrence, which, own, left, seen, last, options, packed, into=places
         )
         return (*gradients, *after)
 
-    values = (*inputs, *kept, *cotangents, *seeds, bounds)
+    values = (*inputs, *kept, *cotangents, *seeds, bounds, *into)
     return list(OPS(run, (recurrence, which, options, *ends), values))
 
 

@@ -8,9 +8,10 @@ the forward pass kept, and a GPU runs both scans in one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -136,9 +137,10 @@ class _ScanFunction(torch.autograd.Function):
 
 
 def gradients(
-    call: Call, saved: list[Tensor], cotangents: list[Tensor | None], needs: list[bool]
-) -> list[Tensor | None]:
-    """The gradients of inputs and initial states."""
+    call: Call, saved: list[Tensor], cotangents: list[Tensor | None], needs: list[bool],
+    into: Mapping[str, Tensor] = MappingProxyType({}),
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients of inputs and initial states. Kernels write those of inputs by name `into` tensors."""
     scan = load(call.text)
     n, k = call.inputs, len(scan.states)
     inputs, initial, results = saved[:n], saved[n : n + k], saved[n + k :]
@@ -156,7 +158,8 @@ def gradients(
     seen = {name: g for output, name in derived.cotangents if (g := of_output[output]) is not None}
     if call.options.backend == "triton" and not torch.is_grad_enabled() and not _transformed():
         kept = results[len(scan.outputs) :] or [x0[None] if call.keep else x0 for x0 in initial]
-        slopes, ends = _one_kernel(call, wanted, derived, inputs, kept, seen, seeds)
+        places = [into.get(i) for i, _ in derived.gradients] if into else []
+        slopes, ends = _one_kernel(call, wanted, derived, inputs, kept, seen, seeds, places)
     else:
         given = dict(zip((i.name for i in scan.inputs), inputs, strict=True)) | seen
         if derived.states_before:
@@ -177,16 +180,11 @@ def gradients(
 
 
 def _one_kernel(
-    call: Call,
-    wanted: pipeline.Wanted,
-    derived: Adjoint,
-    inputs: list[Tensor],
-    kept: list[Tensor],
-    seen: dict[str, Tensor],
-    seeds: list[Tensor],
-) -> tuple[list[Tensor], list[Tensor]]:
+    call: Call, wanted: pipeline.Wanted, derived: Adjoint, inputs: list[Tensor], kept: list[Tensor],
+    seen: dict[str, Tensor], seeds: list[Tensor], into: list[Tensor | None],
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """The states and the adjoint in one kernel, from what the forward kernel kept."""
-    run = run_backward if recording() else library().scan_backward
+    run = run_backward if recording() or into else library().scan_backward
     results = run(
         call.text,
         " ".join(sorted(wanted.inputs)),
@@ -201,6 +199,7 @@ def _one_kernel(
         call.options.memory,
         call.options.dtype,
         call.bounds,
+        *([into] if into else []),
     )
     n = len(derived.gradients)
     return results[:n], results[n:]

@@ -51,3 +51,11 @@ BUDGET = {"": 0.5, "low": 0.16}
 
 # The reference, on two cores: beyond these a step is bound by bytes, not calls.
 PARALLEL_STEPS, PARALLEL_LANES = 64, 1024
+
+# Over ranks: bytes a second of a copy; seconds until a message has arrived, and one from each rank at each;
+# between the launches of two calls; that the host takes for a group of lanes, messages included.
+COPIED = 4.2e12
+MESSAGE = 20e-6
+GATHERED = 100e-6
+CALL = 10e-6
+HOST = 60e-6

@@ -8,7 +8,6 @@ is a recurrence too, so its carry, the cotangent of a shard's final state, comes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -17,7 +16,7 @@ import torch
 from scanforge import segments
 from scanforge.compose import carry, leaf_axes, on_itself
 from scanforge.distributed.chunks import in_chunks
-from scanforge.distributed.ranks import Gathering, Ranks
+from scanforge.distributed.ranks import Gathering, Ranks, beside
 from scanforge.distributed.wire import Wire, read
 from scanforge.ir.builder import Builder
 from scanforge.ir.check import check_program, check_scan
@@ -76,9 +75,7 @@ def entering(
 
 def _settle(wire: Wire, gathering: Gathering) -> None:
     """Wait for an exchange, on a GPU beside what its stream has to do."""
-    device = gathering.parts[0].device
-    beside = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-    with beside:
+    with beside(gathering.parts[0].device):
         wire.checking(gathering.wait(), gathering.ranks)()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,37 @@ class Gathering:
         """Block until all ranks' tensors are here."""
         self.ranks.guarded(self.work.wait)
         return self.parts[::-1] if self.ranks.reverse else self.parts
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message under way, to the next rank or from the one before."""
+
+    ranks: Ranks
+    buffer: Tensor
+    work: Any
+    device: torch.device  # on which it is read
+
+    def wait(self) -> Tensor:
+        """What has come. A GPU's stream waits for it, the host does not."""
+        self.ranks.guarded(self.work.wait)
+        return self.buffer.to(self.device)
+
+
+def beside(device: torch.device) -> AbstractContextManager[Any]:
+    """A stream that waits for nothing that the current one has to do."""
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+
+
+def settle(sent: Sequence[Message]) -> None:
+    """Wait until messages have gone, on a GPU beside what its stream has to do."""
+    if not sent:
+        return
+    with beside(sent[0].device):
+        for message in sent:
+            if message.buffer.is_cuda:  # whose memory is no other tensor's until then
+                message.buffer.record_stream(torch.cuda.current_stream(message.device))
+            message.ranks.guarded(message.work.wait)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +97,36 @@ class Ranks:
         work = self.guarded(lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True))
         return Gathering(self, parts, work)
 
+    def gather_numbers(self, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+        """Every rank's numbers, by rank. The host waits for them, but for nothing else that a device does."""
+        with beside(device):
+            parts = self.gather(torch.tensor([*numbers], device=device)).wait()
+            found: list[list[int]] = torch.stack(parts[::-1] if self.reverse else parts).tolist()
+        return found
+
+    def send(self, tensor: Tensor) -> Message:
+        """Begin to send a tensor to the rank that is processed next, which has asked for it, or will."""
+        buffer = tensor.cpu() if self._through_host(tensor.device) else tensor
+        work = self.guarded(lambda: dist.isend(buffer, self._neighbour(1), self.group))
+        return Message(self, buffer, work, tensor.device)
+
+    def receive(self, size: int, device: torch.device) -> Message:
+        """Begin to receive so many bytes from the rank that is processed before."""
+        place = torch.device("cpu") if self._through_host(device) else device
+        buffer = torch.empty(size, dtype=torch.uint8, device=place)
+        work = self.guarded(lambda: dist.irecv(buffer, self._neighbour(-1), self.group))
+        return Message(self, buffer, work, device)
+
+    def _neighbour(self, later: int) -> int:
+        return dist.get_global_rank(self.group, self.rank + (-later if self.reverse else later))
+
+    def _through_host(self, device: torch.device) -> bool:
+        """Whether messages between two ranks are of the host's memory alone: gloo has no others."""
+        if device.type == "cpu":
+            return False
+        backends = dist.BackendConfig(dist.Backend(dist.get_backend_config(self.group)))
+        return backends.get_device_backend_map().get(device.type) == "gloo"
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks; the tensor itself stays as it is."""
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -84,8 +146,7 @@ class Ranks:
 
     def span(self, steps: int, device: torch.device) -> tuple[int, int]:
         """At which step of the whole sequence this rank begins, and how many there are."""
-        parts = self.gather(torch.tensor([steps], device=device)).wait()
-        counts = torch.cat(parts[::-1] if self.reverse else parts).tolist()
+        counts = [n for (n,) in self.gather_numbers([steps], device)]
         return sum(counts[: self.rank]), sum(counts)
 
     def guarded(self, call: Callable[[], Any]) -> Any:

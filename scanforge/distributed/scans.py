@@ -11,11 +11,11 @@ from torch.autograd.function import once_differentiable
 from scanforge.api import Declared, flag_option, memory_option, one_or_tuple, time_dim
 from scanforge.call import named_only
 from scanforge.compiled import outside
-from scanforge.distributed.own import own_call
+from scanforge.distributed.agreed import form_option
+from scanforge.distributed.own import Own, own_call
 from scanforge.distributed.ranks import Ranks, ranks_of
 from scanforge.distributed.shard import Shard
 from scanforge.ir.scan import TIME, load
-from scanforge.prepared import Prepared
 from scanforge.recurrence import Fused, declared_of
 
 Tensor = torch.Tensor
@@ -27,7 +27,8 @@ def scan(  # noqa: PLR0913 - options by keyword
     return_final_state: bool = False, reverse: bool = False, reset: Tensor | None = None,
     reset_state: Any = None, cu_seqlens: Tensor | None = None, mask: Tensor | None = None,
     lengths: Tensor | None = None, reduce_gradients: bool = False, dim: int | None = None,
-    memory: str | None = None, backend: str | None = None, lowering: str | None = None, **tensors: Tensor,
+    memory: str | None = None, backend: str | None = None, lowering: str | None = None,
+    form: str | None = None, **tensors: Tensor,
 ) -> Any:  # fmt: skip
     """`sf.scan` of one sequence whose steps lie on the ranks of a group, one stretch after another.
 
@@ -42,7 +43,8 @@ def scan(  # noqa: PLR0913 - options by keyword
     sequence's, the same on all ranks. What resets start from, `reset_state` or else the initial state, is
     the same on all ranks, too. An output without time is the sum over all ranks. Gradients of inputs without
     time, and of what resets start from, are of the rank's own steps, for DDP or FSDP2 to sum;
-    `reduce_gradients` sums them here, and the initial state's.
+    `reduce_gradients` sums them here, and the initial state's. `form` forces how ranks go on from each other:
+    "compose", each folding its steps into one element, or "pass", lanes in groups; `last_form` says which.
 
     Raises what `sf.scan` raises, GroupError for a missing rank, ArgumentError for a second derivative.
     Source: Blelloch, Prefix sums and their applications (1990), section 1.2.
@@ -59,22 +61,23 @@ def scan(  # noqa: PLR0913 - options by keyword
     declared = declared_of(operator)
     named_only(declared, "scan", unnamed)
     wants_finals = flag_option(declared, "return_final_state", return_final_state)
-    reduces = flag_option(declared, "reduce_gradients", reduce_gradients)
+    reduces, how = flag_option(declared, "reduce_gradients", reduce_gradients), form_option(declared, form)
     ranks = ranks_of(declared.name, group, reverse=flag_option(declared, "reverse", reverse))
     if reset is not None and reset_state is None and initial_state is not None:
         ranks = replace(ranks, alike="resets start from the initial state")  # on every rank
     states, kept = (initial_state, reset_state), memory_option(declared, memory)
     own = own_call(operator, tensors, states, time_dim(declared, dim), cu_seqlens, ranks)
-    if reduces and ranks.count > 1:
-        own = replace(own, call=_summed(own.call, ranks))
-    call = own.bounded(reset=reset, mask=mask, lengths=lengths)
-    outputs, finals = Shard(ranks, kept, backend, lowering).results(call)
+    call = (_summed(own, ranks) if reduces else own).bounded(reset=reset, mask=mask, lengths=lengths)
+    outputs, finals = Shard(ranks, kept, backend, lowering, how).results(call)
     shown = one_or_tuple(call.outputs(outputs))
     return (shown, one_or_tuple(call.states(finals))) if wants_finals else shown
 
 
-def _summed(call: Prepared, ranks: Ranks) -> Prepared:
+def _summed(own: Own, ranks: Ranks) -> Own:
     """The call whose gradients of tensors without time, and of given states, are sums over the ranks."""
+    if ranks.count == 1:
+        return own
+    call = own.call
     declared = call.declared.inputs if isinstance(call.declared, Fused) else ()
     alike = {i.name for i in declared if TIME not in i.axes}
     names = {n for leaf, real in call.traced.leaves if leaf in alike for n in real}
@@ -86,7 +89,7 @@ def _summed(call: Prepared, ranks: Ranks) -> Prepared:
     for i, x in zip(shared, tied, strict=False):
         inputs[i] = x
     entering = None if call.entering is None else tied[k + n :]
-    return replace(call, inputs=tuple(inputs), initial=tied[k : k + n], entering=entering)
+    return replace(own, call=replace(call, inputs=tuple(inputs), initial=tied[k : k + n], entering=entering))
 
 
 class _Summed(torch.autograd.Function):

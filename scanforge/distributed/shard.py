@@ -15,9 +15,12 @@ import torch
 
 from scanforge import dtypes, pipeline
 from scanforge.affine import offset
-from scanforge.api import run_prepared
+from scanforge.api import chosen_options, run_prepared
 from scanforge.distributed import chunks
+from scanforge.distributed.agreed import agreed
 from scanforge.distributed.carry import entering
+from scanforge.distributed.forms import planned
+from scanforge.distributed.passing import Passing
 from scanforge.distributed.ranks import Ranks
 from scanforge.errors import ArgumentError
 from scanforge.ir.scan import TIME, load
@@ -35,6 +38,7 @@ class Shard:
     memory: str
     backend: str | None
     lowering: str | None
+    form: str = ""  # empty: the plan's choice
 
     def run(self, call: Prepared, reverse: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs and final states of a call on this rank alone."""
@@ -45,10 +49,21 @@ class Shard:
         """The same where the plan may choose: for what is not the caller's own scan."""
         return replace(self, lowering=None).run(call, reverse)
 
+    def options(self, call: Prepared) -> Options:
+        """What is chosen for the caller's own scan."""
+        options = Options(self.ranks.reverse, "", call.dtype, memory=self.memory)
+        return chosen_options(call, options, self.backend, self.lowering)
+
     def results(self, call: Prepared) -> tuple[list[Tensor], list[Tensor]]:
         """The same from the state that the ranks before it leave; differentiable over all of them."""
+        planned(None)
         if self.ranks.count == 1:
             return self.run(call, self.ranks.reverse)
+        some = replace(call, sizes=call.sizes | {TIME: max(1, call.sizes[TIME])})  # a rank may have no steps
+        form = agreed(call, self.options(some), self.ranks, self.form)
+        planned(form)
+        if form.cut is not None:
+            return Passing(self.ranks, form.cut, self.options(call)).results(call)
         count = chunks.chunk_count(call, self.backend, self.lowering)
         part = _Part(self, count, pending=[])
         tied = _Settled.apply(part.pending, *call.inputs, *call.initial)  # type: ignore[no-untyped-call]

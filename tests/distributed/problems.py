@@ -112,9 +112,9 @@ def cut(x: Tensor, dims: Dims, begin: int, end: int) -> Tensor:
 
 
 def check_rank(
-    p: Problem, shards: list[int], rank: int, group: Any, reduces: bool, backend: str | None = None
+    p: Problem, shards: list[int], rank: int, group: Any, reduces: bool, **how: str | None
 ) -> None:
-    """This rank's part of a problem equals the one process's run, and so do all gradients."""
+    """This rank's part of a problem equals the one process's run, and so do all gradients; `how` it runs."""
     assert sum(shards) == p.steps
     begin, end = sum(shards[:rank]), sum(shards[: rank + 1])
     place, last = (len(shards) - 1 - rank, rank == 0) if p.reverse else (rank, rank == len(shards) - 1)
@@ -124,7 +124,7 @@ def check_rank(
         with torch.no_grad():
             for x in initial.values():
                 x.fill_(7)
-    options = {"group": group, "reduce_gradients": reduces, "backend": backend} | p.flags_of(begin, end)
+    options = {"group": group, "reduce_gradients": reduces} | how | p.flags_of(begin, end)
     outputs, finals = _scan(distributed.scan, p, tensors, initial, **options)
     what = f"{p.name}, rank {rank} of {shards}{', reversed' if p.reverse else ''}"
     close = assert_equal if p.exact else lambda x, y, w: assert_close(x, y, "forward", w)

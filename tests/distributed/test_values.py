@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 import scanforge as sf
+from scanforge import distributed
 from scanforge.distributed import chunks
+from scanforge.distributed.forms import FORMS
 from scanforge.prepared import Prepared
 from tests import catalogue, recurrences
 from tests.distributed.problems import Problem, bare, check_rank, cut, fused
@@ -129,14 +132,14 @@ def test_boundaries_and_slow_decay_in_chunks(tmp_path: Path):
 
 def check_own_finals(rank: int, count: int, file: str, lengths: list[int]) -> None:
     """A loss of every rank's own final state: the states of one process where the shards end."""
-    from scanforge import distributed
-
-    for p, whole, gradients in torch.load(file, weights_only=False):
+    for form, (p, whole, gradients) in product(FORMS, torch.load(file, weights_only=False)):
         begin, end = sum(lengths[:rank]), sum(lengths[: rank + 1])
         own = {n: cut(x, p.dims[n], begin, end).clone().requires_grad_() for n, x in p.tensors.items()}
         start = tuple(x.clone() for x in p.initial)
         start = start if len(start) > 1 else start[0]
-        _, finals = distributed.scan(p.operator, **own, initial_state=start, return_final_state=True)
+        _, finals = distributed.scan(
+            p.operator, **own, initial_state=start, return_final_state=True, form=form
+        )
         finals = finals if isinstance(finals, tuple) else (finals,)
         for x, states in zip(finals, whole, strict=True):
             assert_close(x, states[:, end - 1], "forward", f"{p.name}: state after rank {rank}")

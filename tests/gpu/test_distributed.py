@@ -9,7 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import scanforge as sf
+from scanforge import distributed
+from scanforge.distributed.forms import FORMS
 from tests import catalogue, recurrences
+from tests.distributed.groups import KINDS, assert_whole, pairs
 from tests.distributed.layers import LAYERS, LayerRun, boundaries, check_layer
 from tests.distributed.problems import Problem, bare, check_rank, fused
 from tests.distributed.processes import on_ranks
@@ -59,10 +63,11 @@ def on_gpu(p: Problem) -> Problem:
     return replace(p, tensors=tensors, initial=tuple(x.cuda() for x in p.initial), flags=flags)
 
 
-def check(rank: int, count: int, file: str) -> None:
+def check(rank: int, count: int, file: str, form: str) -> None:
     for k, problem in enumerate(torch.load(file, weights_only=False)):
         resets = "reset" in problem.flags
-        check_rank(on_gpu(problem), SHARDS, rank, dist.group.WORLD, reduces=resets or k % 2 == 0)
+        check_rank(on_gpu(problem), SHARDS, rank, dist.group.WORLD, reduces=resets or k % 2 == 0, form=form)
+        assert distributed.last_form().name == form
 
 
 def check_layers(rank: int, count: int, file: str) -> None:
@@ -70,9 +75,31 @@ def check_layers(rank: int, count: int, file: str) -> None:
         check_layer(run, SHARDS, rank, dist.group.WORLD, device="cuda")
 
 
-def solve(folder: Path, backend: str) -> None:
+def check_many_lanes(rank: int, count: int) -> None:
+    """They are passed on without being asked to, also where time is the outermost axis."""
+    given = pairs(8192, 2**14, torch.float32, draw=Draw(0))
+    own = {n: x[0].unflatten(-1, (8, 2048)).transpose(0, 1) for n, x in given.items()}  # (8, t, 2048)
+    whole = sf.scan(sf.Affine, **own)
+    steps = slice(0, 4096) if rank == 0 else slice(4096, 8192)
+    y = distributed.scan(sf.Affine, **{n: x[:, steps] for n, x in own.items()})
+    form = distributed.last_form()
+    assert form.name == "pass", form
+    torch.testing.assert_close(y, whole[:, steps], rtol=1e-5, atol=1e-5)
+
+
+class Draw:
+    """Numbers on the GPU, drawn from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator(device="cuda").manual_seed(seed)
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator, device="cuda")
+
+
+def solve(folder: Path, backend: str, form: str) -> None:
     torch.save(problems(), folder / "problems.pt")
-    on_ranks(2, check, str(folder / "problems.pt"), backend=backend)
+    on_ranks(2, check, str(folder / "problems.pt"), form, backend=backend)
 
 
 def solve_layers(folder: Path, backend: str) -> None:
@@ -84,8 +111,31 @@ def solve_layers(folder: Path, backend: str) -> None:
     on_ranks(2, check_layers, str(folder / "runs.pt"), backend=backend)
 
 
-def test_two_ranks_on_one_gpu(tmp_path: Path):
-    solve(tmp_path, "gloo")
+@pytest.mark.parametrize("form", FORMS)
+def test_two_ranks_on_one_gpu(tmp_path: Path, form: str):
+    """Messages between two ranks go through the host, since gloo has no others."""
+    solve(tmp_path, "gloo", form)
+
+
+def test_many_lanes_on_one_gpu():
+    on_ranks(2, check_many_lanes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("kind", "steps", "size", "width", "lowering"),
+    [
+        ("affine", 2048, 512, 128, "split"),
+        ("affine", 300, 512, 64, "ordered_tile"),
+        ("ssm", 300, 256, 64, "ordered_tile"),
+        ("hgrn2", 300, 8, 2, "chunked"),
+    ],
+)
+def test_groups_of_lanes(kind: str, steps: int, size: int, width: int, lowering: str, dtype: torch.dtype):
+    operator, axis, draw = KINDS[kind]
+    for seed in range(3):  # met, recorded, replayed
+        given = draw(steps, size, dtype, Draw(seed))
+        assert assert_whole(operator, axis, width, lowering, exact=False, **given) == lowering
 
 
 def test_layers_on_one_gpu(tmp_path: Path):
@@ -93,8 +143,14 @@ def test_layers_on_one_gpu(tmp_path: Path):
 
 
 @needs_two
-def test_two_gpus(tmp_path: Path):
-    solve(tmp_path, "nccl")
+@pytest.mark.parametrize("form", FORMS)
+def test_two_gpus(tmp_path: Path, form: str):
+    solve(tmp_path, "nccl", form)
+
+
+@needs_two
+def test_many_lanes_on_two_gpus():
+    on_ranks(2, check_many_lanes, backend="nccl")
 
 
 @needs_two
