@@ -54,7 +54,9 @@ def _not_worth(call: Prepared, options: Options, ranks: Ranks) -> str:
     if not cuts:
         return f"lanes are too few for groups whose rows in memory have {LINE} bytes"
     if form_plan(load_of(call, [ENDLESS] * ranks.count), cuts).cut is None:
-        return "lanes are too few: a group's kernels would cut time, and read their inputs twice as well"
+        return (
+            "lanes are too few: a group would leave a device idle, or its kernels read their inputs twice too"
+        )
     return ""
 
 

@@ -26,6 +26,7 @@ class Cut:
     bounds: tuple[int, ...]
     again: int = 0  # bytes a step of inputs without the axis, which every group reads
     twice: bool = False  # whether a group's kernels read their inputs twice
+    idle: bool = False  # whether they leave the device idle, so that a group takes as long as all lanes
 
     @property
     def count(self) -> int:
@@ -51,7 +52,7 @@ class Load:
 
     def passed(self, cut: Cut) -> float:
         """Seconds that passing on takes: one group goes through all ranks, the others follow the slowest."""
-        share = (cut.bounds[1] - cut.bounds[0]) / cut.bounds[-1]
+        share = 1 if cut.idle else (cut.bounds[1] - cut.bounds[0]) / cut.bounds[-1]
         read = cut.again + (self.read - cut.again) * share
         moved = read * (1 + cut.twice) + self.written * share
         each = [max(steps * moved / COPIED + CALL, HOST) for steps in self.steps]
@@ -77,7 +78,7 @@ def form_plan(load: Load, cuts: Sequence[Cut], *, forced: bool = False) -> Form:
     if forced:
         return Form(PASS, f"forced by form=, in {best}", best)
     if composed <= passed:
-        also = ", whose time is cut as well" if best.twice else ""
+        also = ", whose time is cut as well" if best.twice else ", which leave a device idle" * best.idle
         return Form(COMPOSE, f"it takes {_micro(composed)}, and passing on {_micro(passed)} in {best}{also}")
     return Form(PASS, f"{best} take {_micro(passed)}, and reading twice to compose {_micro(composed)}", best)
 

@@ -14,7 +14,7 @@ from scanforge.ir.scan import TIME, is_batch, load
 from scanforge.launch import Options, output_dtypes
 from scanforge.plan import kernel_plan
 from scanforge.prepared import Prepared
-from scanforge.shipped import LINE
+from scanforge.shipped import FILLING, LINE
 
 Tensor = torch.Tensor
 COUNTS = (2, 4, 8, 16, 32)  # of groups
@@ -51,14 +51,16 @@ def cuttable(call: Prepared) -> tuple[list[str], str]:
 
 def cuts_of(call: Prepared, options: Options, steps: int, row: int = LINE) -> list[Cut]:
     """The cuts of a call of so many steps into groups whose rows in memory have that many bytes at least."""
-    sizes, found = call.sizes | {TIME: steps}, []
-    by_chunks = _by_chunks(call, options, sizes)
+    sizes, found, on_gpu = call.sizes | {TIME: steps}, [], options.backend == "triton"
+    by_chunks = on_gpu and _by_chunks(call, options, sizes)
     for axis in cuttable(call)[0]:
         again = sum(b for dims, b in _read(call) if axis not in dims)
         for bounds in _bounds(sizes[axis], _unit(call, axis, row)):
             own = sizes | {axis: bounds[1]}
-            if _by_chunks(call, options, own) == by_chunks:  # a group may be too narrow for matrix products
-                found.append(Cut(axis, bounds, again, not by_chunks and _cuts_time(call, options, own)))
+            if not on_gpu or (by_chunks and _by_chunks(call, options, own)):
+                found.append(Cut(axis, bounds, again))
+            elif not by_chunks:  # else a group is too narrow for the products that the whole call is
+                found.append(Cut(axis, bounds, again, _cuts_time(call, options, own), _is_idle(call, own)))
     return found
 
 
@@ -83,17 +85,23 @@ def _unit(call: Prepared, axis: str, row: int) -> int:
 
 def _by_chunks(call: Prepared, options: Options, sizes: dict[str, int]) -> bool:
     """Whether a call of these sizes is matrix products, which read their inputs once."""
-    if options.backend != "triton":
-        return False
     return chunked_choice.form_of(call.text, sizes, options, packed=call.packed is not None) is not None
 
 
 def _cuts_time(call: Prepared, options: Options, sizes: dict[str, int]) -> bool:
     """Whether kernels read the inputs twice: time is cut into chunks, whose elements come first."""
-    if options.backend != "triton" or call.packed is not None:
+    inside = pipeline.inside_axes(call.text).axes
+    plan = kernel_plan(load(call.text), sizes, options.lowering, inside).plan
+    return plan.lowering == "split" and call.packed is None
+
+
+def _is_idle(call: Prepared, sizes: dict[str, int]) -> bool:
+    """Whether so few lanes leave a device idle: packed sequences are walked side by side, and never cut."""
+    if call.packed is None:
         return False
     inside = pipeline.inside_axes(call.text).axes
-    return kernel_plan(load(call.text), sizes, options.lowering, inside).plan.lowering == "split"
+    lanes = prod(n for a, n in sizes.items() if a != TIME and a not in inside)
+    return lanes * (call.packed.numel() - 1) < FILLING
 
 
 def load_of(call: Prepared, steps: Sequence[int]) -> Load:

@@ -71,12 +71,31 @@ def test_little_work_is_composed():
     assert "passing on" in form.why
 
 
-def test_few_lanes_are_composed_where_kernels_cut_time():
+def test_few_lanes_are_composed_where_kernels_cut_time(monkeypatch: pytest.MonkeyPatch):
+    """A group that reads its inputs twice is no quicker than composing, and ranks wait besides."""
     call = affine(1, 8, 512)
-    assert all(cut.twice for cut in cuts_of(call, TRITON, 2**20))
+    monkeypatch.setattr(lanes, "_cuts_time", lambda *_: True)
     form = chosen(call, [2**20] * 2)
     assert form.name == "compose"
     assert "whose time is cut as well" in form.why
+    monkeypatch.setattr(lanes, "_cuts_time", lambda *_: False)
+    assert chosen(call, [2**20] * 2).name == "pass"
+
+
+def test_what_cuts_time_is_what_the_planner_splits():
+    split, tile = affine(1, 8, 4), affine(64, 8, 2048)
+    assert lanes._cuts_time(split, TRITON, split.sizes | {"t": 2**20})
+    assert not lanes._cuts_time(tile, TRITON, tile.sizes | {"t": 2**20})
+
+
+@pytest.mark.parametrize(("sequences", "name"), [(2, "compose"), (64, "pass")])
+def test_few_packed_sequences_are_composed(sequences: int, name: str):
+    """They are walked side by side, so few lanes of few of them take as long as many."""
+    bounds = torch.arange(sequences + 1) * 128
+    shape = (1, 128 * sequences, 2048)
+    form = chosen(prepared(cu_seqlens=bounds, a=shape, b=shape), [2**16] * 2)
+    assert form.name == name, form
+    assert ("which leave a device idle" in form.why) == (name == "compose")
 
 
 def test_more_ranks_take_more_groups():

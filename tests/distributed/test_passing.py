@@ -172,6 +172,14 @@ def check_order(rank: int, count: int) -> None:
     assert happened == expected("back", rank < 2, rank > 0)
 
 
+def check_mesh(rank: int, count: int) -> None:
+    """The ranks of a group are others in the whole: two of data times two of time."""
+    in_turns()
+    agreed._not_worth = lambda *_: ""
+    groups.check_mesh(rank, count)
+    assert distributed.last_form().name == PASS
+
+
 def check_sums(rank: int, count: int) -> None:
     """Outputs without time are sums over ranks, each lane's own."""
     in_turns()
@@ -265,6 +273,7 @@ def check_death(rank: int, count: int) -> None:
     ("check", "count"),
     [
         (check_order, 3),
+        (check_mesh, 4),
         (check_sums, 3),
         (check_narrow_types, 2),
         (check_said, 2),
