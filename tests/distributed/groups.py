@@ -21,12 +21,15 @@ from tests.tolerances import assert_close
 Draw = Callable[..., Tensor]
 
 
-def in_groups(operator: Any, axis: str, width: int, lowering: str | None = None, **tensors: Tensor):
-    """Outputs and final states of a call in groups of `width` lanes along an axis, through kernels."""
+def in_groups(
+    operator: Any, axis: str, width: int, lowering: str | None = None, backend: str = "triton",
+    **tensors: Tensor,
+):  # fmt: skip
+    """Outputs and final states of a call in groups of `width` lanes along an axis."""
     call = prepare(operator, tensors, None)
     size = call.sizes[axis]
     ranks = Ranks(operator.__name__, None, 0, 1, reverse=False)  # type: ignore[arg-type]
-    options = Shard(ranks, "", "triton", lowering).options(call)
+    options = Shard(ranks, "", backend, lowering).options(call)
     return Passing(ranks, Cut(axis, (*range(0, size, width), size)), options).results(call)
 
 

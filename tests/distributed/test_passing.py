@@ -26,6 +26,7 @@ from scanforge.prepared import prepare
 from tests import recurrence_declarations as declared
 from tests.distributed import test_groups as groups
 from tests.distributed import test_values as values
+from tests.distributed.groups import in_groups
 from tests.distributed.layers import LAYERS, LayerRun, boundaries, check_layer
 from tests.distributed.problems import Problem, check_rank
 from tests.distributed.processes import TIMEOUT, on_ranks
@@ -284,6 +285,20 @@ def check_death(rank: int, count: int) -> None:
 )
 def test_on_ranks(check, count):
     on_ranks(count, check)
+
+
+def test_groups_are_views(monkeypatch: pytest.MonkeyPatch):
+    """No group copies its inputs, or has outputs of its own."""
+    run, seen = passing.run_scan, []
+
+    def noted(*given: Any) -> list[torch.Tensor]:
+        seen.append([x.untyped_storage().data_ptr() for x in (*given[1], *given[-1])])
+        return run(*given)
+
+    monkeypatch.setattr(passing, "run_scan", noted)
+    tensors = {n: torch.rand(2, 7, 6).transpose(0, 1).contiguous().transpose(0, 1) for n in "ab"}
+    (y,), _ = in_groups(sf.Affine, "d", 2, backend="reference", **tensors)
+    assert seen == [[x.untyped_storage().data_ptr() for x in (*tensors.values(), y)]] * 3
 
 
 def test_shares_are_added_up_before_they_are_rounded():
