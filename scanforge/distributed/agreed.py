@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from scanforge.declare import Declaration
 from scanforge.distributed.forms import COMPOSE, FORMS, PASS, Cut, Form, form_plan
-from scanforge.distributed.lanes import cuts_of, cuttable, load_of
+from scanforge.distributed.lanes import Asked, cuts_of, cuttable, load_of
 from scanforge.distributed.ranks import Ranks
 from scanforge.distributed.wire import compare, digest_of, specs
 from scanforge.errors import ArgumentError
-from scanforge.ir.scan import TIME, load
+from scanforge.ir.scan import TIME
 from scanforge.launch import Options
 from scanforge.prepared import Prepared
 from scanforge.recurrence import Fused
@@ -29,44 +31,55 @@ def form_option(declared: Declaration | Fused, form: object) -> str:
 
 def agreed(call: Prepared, options: Options, ranks: Ranks, forced: str) -> Form:
     """The form of a call. Ranks tell each other their steps where it depends on them."""
-    axes, reason = cuttable(call)
-    if options.lowering == "split" and call.packed is not None:
-        reason, axes = "lowering='split' takes packed sequences one after another", []
+    asked = Asked.of(call, options)
+    axes, reason = cuttable(asked)
     if forced == PASS and not axes:
         raise ArgumentError(f"{ranks.name}: form='pass' does not apply, since {reason}: leave form out.")
     if forced == COMPOSE or not axes:
         return Form(COMPOSE, "forced by form=" if forced else reason)
-    off = "" if forced else _not_worth(call, options, ranks)
-    if off:
-        return Form(COMPOSE, off)
-    steps = _steps(call, options, ranks, forced)
-    cuts = cuts_of(call, options, max(steps))
-    if not cuts:  # lanes are too few for whole lines of memory, and the form is forced
-        cuts = cuts_of(call, options, max(steps), row=1) or [Cut(axes[0], (0, call.sizes[axes[0]]))]
-    return form_plan(load_of(call, steps), cuts, forced=bool(forced))
+    off = "" if forced else not_worth(asked)
+    return Form(COMPOSE, off) if off else _exchanged(call, asked, ranks, forced)
 
 
-def _not_worth(call: Prepared, options: Options, ranks: Ranks) -> str:
+@lru_cache(maxsize=1024)
+def not_worth(asked: Asked) -> str:
     """Why passing on does not pay for any number of steps; empty where it may."""
-    if options.backend != "triton":
+    if asked.options.backend != "triton":
         return "the reference takes its time step by step, however few lanes a group has"
-    cuts = cuts_of(call, options, ENDLESS)
+    cuts = cuts_of(asked, ENDLESS)
     if not cuts:
         return f"lanes are too few for groups whose rows in memory have {LINE} bytes"
-    if form_plan(load_of(call, [ENDLESS] * ranks.count), cuts).cut is None:
-        return (
-            "lanes are too few: a group would leave a device idle, or its kernels read their inputs twice too"
-        )
+    if all(cut.twice or cut.idle for cut in cuts):
+        return "lanes are too few: a group would leave a device idle, or its kernels read inputs twice, too"
     return ""
 
 
-def _steps(call: Prepared, options: Options, ranks: Ranks, forced: str) -> list[int]:
-    """The steps of all ranks, which have found that they make the same call."""
-    inputs = [(i.dims, x.dtype) for i, x in zip(load(call.text).inputs, call.inputs, strict=True)]
-    lanes = {a: n for a, n in call.sizes.items() if a != TIME}
-    how = ranks.name, ranks.reverse, ranks.alike, forced, options.backend, options.lowering
-    digest = digest_of((how, inputs, lanes, specs(call.initial)))
-    found = ranks.gather_numbers([digest, call.sizes[TIME]], call.device)
-    codes = [code for code, _ in found]
-    compare(codes[::-1] if ranks.reverse else codes, digest, ranks)
-    return [steps for _, steps in found]
+@lru_cache(maxsize=1024)
+def form_of(asked: Asked, steps: tuple[int, ...], forced: str) -> Form:
+    """The form of a call whose lanes can be cut, on ranks of so many steps."""
+    cuts = cuts_of(asked, max(steps))
+    if not cuts:  # lanes are too few for whole lines of memory, and the form is forced
+        axis = cuttable(asked)[0][0]
+        cuts = cuts_of(asked, max(steps), row=1) or [Cut(axis, (0, dict(asked.lanes)[axis]))]
+    return form_plan(load_of(asked, steps), cuts, forced=bool(forced))
+
+
+def _exchanged(call: Prepared, asked: Asked, ranks: Ranks, forced: str) -> Form:
+    """The form that ranks choose which have found that they make the same call, by the steps of all."""
+    own = asked.lanes, asked.inputs, asked.options, asked.sequences
+    digest = digest_of((ranks.name, ranks.alike, forced, own, specs(call.initial)))
+    rows = ranks.gather_numbers([digest, digest_of(asked.text), call.sizes[TIME]], call.device)
+    digests, texts, steps = zip(*rows, strict=True)
+    compare(digests[::-1] if ranks.reverse else digests, digest, ranks)
+    form = form_of(asked, steps, forced)
+    if len({*texts}) == 1:
+        return form
+    # a tensor of one entry over all time looks like one over time on a rank of one step: the longest knows
+    lanes = [*dict(asked.lanes)]
+    mine = [lanes.index(form.cut.axis), form.cut.bounds[1]] if form.cut else [-1, 0]
+    at, width = ranks.gather_numbers(mine, call.device)[steps.index(max(steps))]
+    if at < 0:
+        return Form(COMPOSE, "as the rank with the most steps finds")
+    size = dict(asked.lanes)[lanes[at]]
+    cut = Cut(lanes[at], (*range(0, size, width), size))
+    return Form(PASS, f"as the rank with the most steps finds, in {cut}", cut)

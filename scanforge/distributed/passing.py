@@ -1,5 +1,7 @@
-"""The form `pass`: a rank walks one group of lanes after another, each from the states that the rank before
-sends, and sends on the states that it ends with. The adjoint goes the other way, with their cotangents.
+"""The form `pass`: lanes go from rank to rank in groups.
+
+A rank walks one group after another, each from the states that the rank before sends, and sends on those
+that it ends with. The adjoint goes the other way, with the cotangents of these states.
 
 Groups are views of the inputs, and their results parts of whole tensors, so that nothing is read or written
 twice. A receive is posted before the launches of the group that comes first; no send is waited for until all
@@ -100,18 +102,6 @@ class _Walked:
     kept: list[list[Tensor]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """How saved tensors are listed: inputs, outputs, the states before each group, what each one kept."""
-
-    counts: tuple[int, ...]
-    groups: int
-
-    def lists(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """The tensors as these lists."""
-        return [list(tensors[a:b]) for a, b in pairwise(accumulate(self.counts, initial=0))]
-
-
 class _Passed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Passing, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -124,7 +114,7 @@ class _Passed(torch.autograd.Function):
         results = (*outputs, *_together(scan, part.cut.axis, walked.ends))
         if call.keep:
             lists = [[*inputs], outputs, *walked.starts, *walked.kept]
-            ctx.saved = _Saved(tuple(map(len, lists)), len(walked.starts))
+            ctx.counts = [len(own) for own in lists]
             ctx.save_for_backward(*(x for own in lists for x in own))
         ctx.part, ctx.call, ctx.shapes = part, call, [x.shape for x in initial]
         ctx.set_materialize_grads(False)
@@ -144,18 +134,15 @@ class _Passed(torch.autograd.Function):
             part.ranks.sum(g) if alone and g is not None else g
             for g, alone in zip(cotangents[:n], ctx.untimed, strict=True)
         ]
-        saved = ctx.saved.lists(ctx.saved_tensors)
+        saved = [list(ctx.saved_tensors[a:b]) for a, b in pairwise(accumulate(ctx.counts, initial=0))]
         slopes, mus = _walk_back(part, call, saved, outputs, cotangents[n:], needs)
         if part.ranks.first:
             return None, None, *slopes, *mus
-        like = saved[2]  # what is given elsewhere is not read
-        zeros = [x.new_zeros(shape) for x, shape in zip(like, ctx.shapes, strict=True)]
-        return (
-            None,
-            None,
-            *slopes,
-            *(x if need else None for x, need in zip(zeros, needs[call.inputs :], strict=True)),
-        )
+        mus = [  # what is given elsewhere is not read
+            x.new_zeros(shape) if need else None
+            for x, shape, need in zip(saved[2], ctx.shapes, needs[call.inputs :], strict=True)
+        ]
+        return None, None, *slopes, *mus
 
 
 def _walk(

@@ -10,9 +10,10 @@ import torch
 import scanforge as sf
 from scanforge.distributed import lanes
 from scanforge.distributed.forms import Cut, Form, Load, form_plan
-from scanforge.distributed.lanes import cuts_of, cuttable, load_of, why_whole
+from scanforge.distributed.lanes import Asked, cuts_of, cuttable, load_of, why_whole
+from scanforge.ir.scan import load
 from scanforge.launch import Options
-from scanforge.prepared import Prepared, prepare
+from scanforge.prepared import prepare
 from scanforge.shipped import CALL, COPIED, HOST, MESSAGE
 from tests import recurrence_declarations as declared
 
@@ -40,18 +41,18 @@ class Shared(sf.Recurrence):
         return self.w * self.x
 
 
-def prepared(operator=sf.Affine, cu_seqlens: torch.Tensor | None = None, **shapes: tuple[int, ...]):
+def prepared(operator=sf.Affine, cu_seqlens: torch.Tensor | None = None, **shapes: tuple[int, ...]) -> Asked:
     """A call on tensors that take no memory."""
     tensors = {n: torch.zeros(()).expand(shape) for n, shape in shapes.items()}
-    return prepare(operator, tensors, None, cu_seqlens=cu_seqlens)
+    return Asked.of(prepare(operator, tensors, None, cu_seqlens=cu_seqlens), TRITON)
 
 
-def affine(b: int, t: int, d: int) -> Prepared:
+def affine(b: int, t: int, d: int) -> Asked:
     return prepared(a=(b, t, d), b=(b, t, d))
 
 
-def chosen(call: Prepared, steps: list[int]) -> Form:
-    return form_plan(load_of(call, steps), cuts_of(call, TRITON, max(steps)))
+def chosen(call: Asked, steps: list[int]) -> Form:
+    return form_plan(load_of(call, steps), cuts_of(call, max(steps)))
 
 
 def test_many_lanes_and_steps_are_passed_on():
@@ -84,8 +85,8 @@ def test_few_lanes_are_composed_where_kernels_cut_time(monkeypatch: pytest.Monke
 
 def test_what_cuts_time_is_what_the_planner_splits():
     split, tile = affine(1, 8, 4), affine(64, 8, 2048)
-    assert lanes._cuts_time(split, TRITON, split.sizes | {"t": 2**20})
-    assert not lanes._cuts_time(tile, TRITON, tile.sizes | {"t": 2**20})
+    assert lanes._cuts_time(split, split.sizes(2**20))
+    assert not lanes._cuts_time(tile, tile.sizes(2**20))
 
 
 @pytest.mark.parametrize(("sequences", "name"), [(2, "compose"), (64, "pass")])
@@ -152,7 +153,7 @@ def test_axes_that_lanes_are_cut_along(recurrence, axes):
     fields = {n: f.axes for n, f in vars(recurrence).items() if isinstance(f, sf.Input)}
     call = prepared(recurrence, **{n: tuple(sizes[a] for a in own) for n, own in fields.items()})
     assert {a: why_whole(call.text, a) for a in axes} == axes
-    assert cuttable(call)[0] == [a for a in call.scan.lanes if not axes[a]]
+    assert cuttable(call)[0] == [a for a in load(call.text).lanes if not axes[a]]
 
 
 def test_packed_sequences_are_not_cut_apart():
@@ -163,30 +164,30 @@ def test_packed_sequences_are_not_cut_apart():
 
 def test_rows_of_groups_are_whole_lines_of_memory():
     """128 bytes of the narrowest tensor, or as many lanes as lie behind each other in one."""
-    (first, *_) = [c for c in cuts_of(affine(1, 8, 100), TRITON, 64) if c.axis == "d"]
+    (first, *_) = [c for c in cuts_of(affine(1, 8, 100), 64) if c.axis == "d"]
     assert first.bounds == (0, 64, 100)
-    assert [c.bounds for c in cuts_of(affine(1, 8, 96), TRITON, 64)] == [(0, 64, 96), (0, 32, 64, 96)]
-    assert not cuts_of(affine(1, 8, 32), TRITON, 64)
-    assert [c.count for c in cuts_of(affine(8, 8, 32), TRITON, 64)] == [2, 4, 8]
+    assert [c.bounds for c in cuts_of(affine(1, 8, 96), 64)] == [(0, 64, 96), (0, 32, 64, 96)]
+    assert not cuts_of(affine(1, 8, 32), 64)
+    assert [c.count for c in cuts_of(affine(8, 8, 32), 64)] == [2, 4, 8]
     heads = dict.fromkeys(("q", "f", "v"), (1, 8, 4, 16)) | {"lower": (4, 16)}
-    assert [c.count for c in cuts_of(prepared(declared.HGRN2, **heads), TRITON, 64)] == [2]
+    assert [c.count for c in cuts_of(prepared(declared.HGRN2, **heads), 64)] == [2]
 
 
 def test_a_group_has_matrix_products_where_the_whole_has_them():
     shapes = dict.fromkeys(("q", "f"), (1, 64, 1, 32)) | {"v": (1, 64, 1, 64), "lower": (1, 32)}
     call = prepared(declared.HGRN2, **shapes)
-    assert [c.count for c in cuts_of(call, TRITON, 64, row=4)] == [
+    assert [c.count for c in cuts_of(call, 64, row=4)] == [
         2,
         4,
     ]  # of 16 values, the least of a product
-    assert [c.count for c in cuts_of(call, TRITON, 8, row=4)] == [2, 4, 8, 16, 32]  # too few steps for them
+    assert [c.count for c in cuts_of(call, 8, row=4)] == [2, 4, 8, 16, 32]  # too few steps for them
 
 
 def test_what_every_group_reads_again_counts():
     shapes = {"u": (1, 8, 64), "dt": (1, 8, 64), "B": (1, 8, 16), "C": (1, 8, 16), "A": (64, 16), "D": (64,)}
     call = prepared(declared.SelectiveSSM, **shapes)
     load = load_of(call, [8])
-    (cut,) = [c for c in cuts_of(call, TRITON, 8) if c.axis == "d"]
+    (cut,) = [c for c in cuts_of(call, 8) if c.axis == "d"]
     assert load.read == 4 * (64 + 64 + 16 + 16)
     assert load.written == 4 * 64
     assert cut.again == 4 * (16 + 16)
@@ -194,4 +195,4 @@ def test_what_every_group_reads_again_counts():
 
 def test_no_lanes_are_cut_into_none():
     assert cuttable(affine(0, 8, 64)) == ([], "it has no lanes")
-    assert lanes.cuts_of(affine(0, 8, 64), TRITON, 64) == []
+    assert lanes.cuts_of(affine(0, 8, 64), 64) == []

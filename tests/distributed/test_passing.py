@@ -17,11 +17,12 @@ import torch.distributed as dist
 import scanforge as sf
 from scanforge import distributed
 from scanforge.distributed import agreed, passing
-from scanforge.distributed.forms import COMPOSE, PASS, Cut, Form, Load
-from scanforge.distributed.lanes import cuttable
+from scanforge.distributed.forms import COMPOSE, FORMS, PASS, Cut, Form
+from scanforge.distributed.lanes import Asked, cuttable
 from scanforge.distributed.ranks import Message, Ranks
 from scanforge.distributed.slopes import Slopes
 from scanforge.distributed.wire import Pack, specs
+from scanforge.launch import Options
 from scanforge.prepared import prepare
 from tests import recurrence_declarations as declared
 from tests.distributed import test_groups as groups
@@ -37,30 +38,28 @@ NAMES = ("Affine", "MinMax", "Kalman", "RGLRUDocuments", "Mamba", "LinearAttenti
 BOUNDED = ("Affine", "RGLRUDocuments", "LinearAttention")
 
 
-def all_cuts(call: Any, steps: int, row: int = 1) -> list[Cut]:
-    """Every axis in groups of one lane, then of two."""
-    sizes = [(axis, call.sizes[axis]) for axis in cuttable(call)[0]]
-    return [Cut(axis, (*range(0, n, width), n)) for width in (1, 2) for axis, n in sizes]
-
-
 class Turns:
-    """Each call of a rank in the next one of its cuts, so that all have their turn, alike on all ranks."""
+    """Each call of a rank in the next one of its cuts, so that all have their turn, alike on all ranks.
+
+    Cuts are every axis in groups of one lane, then of two.
+    """
 
     def __init__(self) -> None:
         self.taken = Counter[str]()
 
-    def __call__(self, load: Load, cuts: Sequence[Cut], *, forced: bool = False) -> Form:
+    def __call__(self, asked: Asked, steps: Sequence[int], forced: str) -> Form:
+        sizes = [(axis, dict(asked.lanes)[axis]) for axis in cuttable(asked)[0]]
+        cuts = [Cut(axis, (*range(0, n, width), n)) for width in (1, 2) for axis, n in sizes]
         cut = cuts[sum(self.taken.values()) % len(cuts)]
         self.taken[cut.axis] += 1
         return Form(PASS, "in turn", cut)
 
 
 def in_turns() -> Turns:
-    """In this process, calls that are forced to pass on take all cuts in turn."""
-    turns = Turns()
-    agreed.cuts_of = lambda call, options, steps, row=1: all_cuts(call, steps)
-    agreed.form_plan = turns
-    return turns
+    """In this process, calls pass on where they can, and take all cuts in turn."""
+    agreed.not_worth = lambda *_: ""
+    agreed.form_of = Turns()
+    return agreed.form_of
 
 
 def check(rank: int, count: int, file: str, shards: dict[int, list[int]]) -> None:
@@ -77,7 +76,7 @@ def check(rank: int, count: int, file: str, shards: dict[int, list[int]]) -> Non
 
 def applies(p: Problem) -> bool:
     call = prepare(p.operator, p.tensors, None, cu_seqlens=p.cu_seqlens)
-    return bool(cuttable(call)[0])
+    return bool(cuttable(Asked.of(call, Options(p.reverse, "", torch.float64)))[0])
 
 
 def solve(problems: list[Problem], file: Path, shards: dict[int, list[int]]) -> None:
@@ -118,7 +117,6 @@ def check_layers(rank: int, count: int, file: str, shards: list[int]) -> None:
     """Whatever the layers call is passed on where it can be."""
     sf.set_law_check(False)
     in_turns()
-    agreed._not_worth = lambda *_: ""
     for run in torch.load(file, weights_only=False):
         check_layer(run, shards, rank, dist.group.WORLD)
 
@@ -140,7 +138,7 @@ def test_every_layer(tmp_path: Path):
 
 def check_order(rank: int, count: int) -> None:
     """A receive is posted before the group in front of it runs; sends are waited for at the end."""
-    agreed.form_plan = lambda *_, **__: Form(PASS, "", Cut("d", (0, 1, 2, 3)))
+    agreed.form_of = lambda *_: Form(PASS, "", Cut("d", (0, 1, 2, 3)))
     happened: list[str] = []
 
     def noted(owner: Any, name: str, what: str) -> None:
@@ -176,7 +174,6 @@ def check_order(rank: int, count: int) -> None:
 def check_mesh(rank: int, count: int) -> None:
     """The ranks of a group are others in the whole: two of data times two of time."""
     in_turns()
-    agreed._not_worth = lambda *_: ""
     groups.check_mesh(rank, count)
     assert distributed.last_form().name == PASS
 
@@ -184,14 +181,13 @@ def check_mesh(rank: int, count: int) -> None:
 def check_sums(rank: int, count: int) -> None:
     """Outputs without time are sums over ranks, each lane's own."""
     in_turns()
-    agreed._not_worth = lambda *_: ""
     groups.check_narrow_cotangent(rank, count)
     assert distributed.last_form().name == PASS
 
 
 def check_narrow_types(rank: int, count: int) -> None:
     """States that are passed on are not rounded; inputs that groups share have all of their sums."""
-    agreed.form_plan = lambda *_, **__: Form(PASS, "", Cut("d", (0, 3, 6, 8)))
+    agreed.form_of = lambda *_: Form(PASS, "", Cut("d", (0, 3, 6, 8)))
     g = torch.Generator().manual_seed(0)
     timed = {
         n: torch.randn(1, 12, size, generator=g).bfloat16()
@@ -246,6 +242,24 @@ def check_said(rank: int, count: int) -> None:
         assert distributed.last_form() is None
 
 
+def check_constant_gate(rank: int, count: int) -> None:
+    """A gate of one entry for all time; on a rank of one step it looks like one over time."""
+    g = torch.Generator().manual_seed(0)
+    a, b = (torch.rand(2, n, 3, generator=g, dtype=torch.float64).requires_grad_() for n in (1, 9))
+    whole = sf.scan(sf.Affine, a=a, b=b)
+    expected = torch.autograd.grad(whole.square().sum(), [a, b])
+    own = slice(*[(0, 4), (4, 5), (5, 9)][rank])
+    for form in FORMS:
+        mine = b[:, own].detach().requires_grad_()
+        y = distributed.scan(sf.Affine, a=a, b=mine, form=form)
+        assert_close(y, whole[:, own], "forward")
+        gate, grad = torch.autograd.grad(y.square().sum(), [a, mine])
+        dist.all_reduce(gate)
+        assert_close(gate, expected[0], "gradient")
+        assert_close(grad, expected[1][:, own], "gradient")
+    assert "as the rank with the most steps finds" in str(distributed.last_form())
+
+
 def check_different_calls(rank: int, count: int) -> None:
     """All ranks find it, before a state is sent."""
     x = torch.ones(2, 3, 2)
@@ -256,7 +270,7 @@ def check_different_calls(rank: int, count: int) -> None:
 
 def check_death(rank: int, count: int) -> None:
     """The rank in the middle dies when it has sent one of three groups on."""
-    agreed.form_plan = lambda *_, **__: Form(PASS, "", Cut("d", (0, 1, 2, 3)))
+    agreed.form_of = lambda *_: Form(PASS, "", Cut("d", (0, 1, 2, 3)))
     x, began = torch.ones(1, 3, 3), time.monotonic()
     if rank == 1:
         run, groups = passing.run_scan, iter(range(3))
@@ -278,6 +292,7 @@ def check_death(rank: int, count: int) -> None:
         (check_sums, 3),
         (check_narrow_types, 2),
         (check_said, 2),
+        (check_constant_gate, 3),
         (check_different_calls, 3),
         (check_death, 3),
     ],
