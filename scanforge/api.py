@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scanforge import chunked_choice, launch_triton, op
+from scanforge import chunked_choice, kernel_choice, launch_triton, op
 from scanforge.backend import choose, lowering_of
 from scanforge.boundaries import bounded, bounded_step, check_writable
 from scanforge.call import named_only
@@ -52,7 +52,7 @@ def scan(  # noqa: PLR0913 - options by keyword
     and a final state of its own. `mask` of shape (b, t): false is padding, where the state passes through,
     outputs and gradients are 0; `lengths` of shape (b,) says the same for padding on the right.
     `memory="low"` keeps fewer states for the backward pass, which takes longer. `lowering` forces one of the
-    backend's: "loop" or "parallel", "ordered_tile", "split" or "chunked".
+    backend's: "loop" or "parallel", "ordered_tile", "split", "ring" or "chunked".
 
     Raises InputError (ArgumentError, ShapeError, DTypeError, DeviceError) for tensors that do not fit,
     LawError for an operator that breaks a law, BackendError for a backend that cannot run here.
@@ -192,6 +192,8 @@ def chosen_options(call: Prepared, options: Options, backend: str | None, loweri
     if options.lowering == "chunked":
         wide = call.dtype == torch.float64 and call.device.type == "cuda"
         chunked_choice.check(name, call.text, packed=call.packed is not None, wide=wide)
+    if options.lowering == "ring":
+        kernel_choice.check_ring(name, call.text, call.dtype, call.inputs[0], packed=call.packed is not None)
     if 0 in call.sizes.values():  # no kernel has anything to do, and sums over nothing are 0
         return replace(options, lowering="", backend="reference")
     return options

@@ -13,7 +13,7 @@ import torch
 from scanforge.errors import ArgumentError, BackendError
 
 BACKENDS = ("reference", "triton")
-LOWERINGS = {"reference": ("loop", "parallel"), "triton": ("ordered_tile", "split", "chunked")}
+LOWERINGS = {"reference": ("loop", "parallel"), "triton": ("ordered_tile", "split", "ring", "chunked")}
 OLDEST_TRITON = (3, 6)
 OLDEST_GPU = (8, 0)  # NVIDIA's compute capability that Triton compiles for
 NEW_INTERPRETER, NEW_NUMPY = (

@@ -15,6 +15,7 @@ import torch
 
 from scanforge import chunked_back, chunked_choice, chunked_run, pipeline, split, tuned
 from scanforge.ir.scan import BATCH, TIME, Scan, is_outer, load
+from scanforge.kernel_choice import is_fresh, kernel_choice
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.packed_work import packed, packed_rows, shared
 from scanforge.pipeline import Wanted
@@ -45,7 +46,7 @@ def forward(
         tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
     dims = {o.name: o.dims for o in scan.outputs}
     outputs = dict(zip(dims, result.outputs, strict=True))
-    fresh = _is_fresh(text, sizes, options, bounds, best)
+    fresh = is_fresh(text, sizes, options, tensors[0], packed=bounds is not None, best=best)
     targets = _targets(dims, outputs, options.dtype, fresh=fresh)
     work = Work(
         scan.lanes,
@@ -90,16 +91,6 @@ def _spread(scan: Scan, tensors: Sequence[Tensor], held: str, computed: torch.dt
     ]
 
 
-def _is_fresh(
-    text: str, sizes: dict[str, int], options: Options, bounds: Tensor | None, best: Choice | None
-) -> bool:
-    """Whether the first kernel may write sums over time, to which no other one adds: time is not cut."""
-    if 0 in sizes.values() or chunked_choice.form_of(text, sizes, options, packed=bounds is not None):
-        return False
-    inside = pipeline.inside_axes(text).axes
-    return kernel_plan(load(text), sizes, options.lowering, inside, best).chunks is None
-
-
 def _targets(
     dims: dict[str, tuple[str, ...]], outputs: dict[str, Tensor], computed: torch.dtype, *, fresh: bool,
     lanes: frozenset[str] = frozenset(),
@@ -136,8 +127,8 @@ def _forward(
     if by_chunks.form:
         ran(LastRun(scan.name, chunked_choice.plan_of(by_chunks)))
         return chunked_run.forward(text, work, sizes, options)
-    inside = pipeline.inside_axes(text)
-    chosen = kernel_plan(scan, sizes, options.lowering, inside.axes, best)
+    inside, packed = pipeline.inside_axes(text), work.bounds is not None
+    chosen, composed = kernel_choice(text, sizes, options, work.first, packed=packed, best=best)
     spacing = keep.spacing if keep else 0
     ran(LastRun(scan.name, chosen.plan))
     held = partial(held_plan, inside, sizes, backward=False, best=chosen.tile)
@@ -146,7 +137,6 @@ def _forward(
         if keep is None and inner.axis and work.bounds is None:
             work, keep = fenced(scan, work, sizes, inner.axis)
         make = partial(pipeline.forward_kernel, text)
-        composed = pipeline.composed(text)
         launch(make, work, options.dtype, inner, keep=keep, composed=composed, best=chosen.tile)
     else:
         how = split.Split(chosen.chunks, spacing, options.dtype, held, chosen.tile)
@@ -228,7 +218,9 @@ def backward(  # noqa: PLR0913 - as the op's
     by_gradient = {g: dims[i] for i, g in derived.gradients}
     segments = keep.rows(sizes[TIME]) if keep.refill else 1
     best = None if bounds is not None else tuned.choice(text, BACKWARD, sizes, tensors)
-    fresh = segments == 1 and _is_fresh(text, sizes, options, bounds, best)
+    fresh = segments == 1 and is_fresh(
+        text, sizes, options, tensors[0], packed=bounds is not None, wanted=wanted, best=best
+    )
     lanes = frozenset(scan.lanes).difference(pipeline.inside_axes(text).axes if segments > 1 else scan.lanes)
     targets = _targets(by_gradient, gradients, options.dtype, fresh=fresh, lanes=lanes)
     ends = [_dense(x) for x in seeds]
@@ -278,7 +270,9 @@ def _backward(
         ran(LastRun(f"{name}.adjoint", chunked_choice.plan_of(by_chunks)))
         derived = pipeline.kernel_adjoint(text, wanted)
         return chunked_back.backward(text, derived, work, sizes, options)
-    chosen = kernel_plan(load(text), sizes, options.lowering, inside.axes, best)
+    chosen, composed = kernel_choice(
+        text, sizes, options, work.first, packed=work.bounds is not None, wanted=wanted, best=best
+    )
     ran(LastRun(f"{name}.adjoint", chosen.plan))
     held = partial(held_plan, inside, sizes, backward=True, best=chosen.tile)
     if chosen.chunks is not None:
@@ -289,7 +283,6 @@ def _backward(
         in_segments(text, wanted, work, kept, keep, sizes, options.dtype, chosen.tile)
     else:
         make = partial(pipeline.backward_kernel, text, wanted)
-        composed = pipeline.composed(text, wanted)
         inner = held(sizes[TIME])
         launch(make, work, options.dtype, inner, rows=keep.spacing, composed=composed, best=chosen.tile)
 

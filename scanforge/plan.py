@@ -20,6 +20,7 @@ from scanforge.shipped import (
     OF_THREAD,
     PARALLEL_LANES,
     PARALLEL_STEPS,
+    RINGED,
     SPACING,
     VALUES,
 )
@@ -187,16 +188,20 @@ def kernel_plan(
     lowering: str = "",
     inside: tuple[str, ...] = (),
     best: Choice | None = None,
+    *,
+    said: int = 0,
 ) -> KernelPlan:
     """Ordered tiles where the lanes fill the device, else time in chunks, or what was found to be `best`.
 
-    `lowering` forces one. With axes inside, what is kept depends on it, and it is no choice.
+    `lowering` forces one. With axes inside, what is kept depends on it, and it is no choice. `said` is how
+    many numbers the programs of a ring would tell each other of a lane; 0: there can be none.
     """
     steps, lanes = sizes[TIME], prod(sizes[a] for a in scan.lanes if a not in inside)
     worth = lanes < _filling(scan, inside) and steps >= LONG and bool(scan.states)
     few = f"{steps} steps are few" if steps < LONG else f"{lanes} lanes fill the device"
     why = f"{lanes} lanes do not fill the device" if worth else few
-    chosen = lowering or ("split" if worth else "ordered_tile")
+    ring = 0 < said <= MOST_LEAVES and lanes >= RINGED and not inside
+    chosen = lowering or ("ordered_tile" if not worth else "ring" if ring else "split")
     if best and not (lowering or inside):
         chosen, why = best.lowering, "tuned"
     tuned = best if best and best.lowering == chosen else None

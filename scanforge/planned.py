@@ -15,11 +15,12 @@ from scanforge.chunked_form import MatrixForm, matrix_form
 from scanforge.chunked_plan import chunk_plan
 from scanforge.chunked_swap import kernel_form
 from scanforge.ir.scan import TIME, Input, Output, Scan, load
+from scanforge.kernel_choice import kernel_choice
 from scanforge.launch import Options, kept_states
 from scanforge.launch_triton import keeping
 from scanforge.listing import Launched, inputs_of, shipped_launches
 from scanforge.pipeline import inside_axes
-from scanforge.plan import Chunks, Held, Plan, held_plan, kernel_plan, plan
+from scanforge.plan import Chunks, Held, Plan, held_plan, plan
 from scanforge.tile import Tile
 from scanforge.tuned import WAYS, Record, device_name, key, record
 
@@ -101,8 +102,8 @@ def planned(text: str, sizes: dict[str, int], dtype: torch.dtype) -> Planned:
     computed = dtypes.computed([dtype])
     options = Options(False, "", computed, "triton")
     by_chunks = choice(text, sizes, options, packed=False)
-    chosen = kernel_plan(scan, sizes, inside=inside.axes)
     with torch.device("meta"):
+        chosen, _ = kernel_choice(text, sizes, options, torch.empty(0), packed=False)
         spacing = keeping(text, inputs_of(scan, sizes, dtype), sizes, options, None).spacing
     outputs = [dtype if o.kind == "float" else torch.int64 for o in scan.outputs]
     derived = full_adjoint(scan)

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 # The device: lanes are threads, one each.
 RESIDENT = 16_896  # lanes that are at work at one time: 128 on each of 132 processors
+REGISTERS = 65_536  # of one processor
 SHARED = 225_000  # bytes of shared memory of one processor
 LINE = 128  # bytes that memory hands over at one time
 FILLING = 8192  # lanes that fill the device
 GROUPED = 4096  # lanes that fill it in groups
+OF_PROCESSOR = 2  # programs of a ring that are at work on one processor at one time,
+AT_ONCE = 132 * OF_PROCESSOR  # on all of them,
+OF_RING = 112_000  # and the shared memory that each may take then,
+EXCHANGED = 16  # of which so many bytes a thread are for what groups tell each other
 
 # The lowering.
+RINGED = 256  # lanes from which programs of a ring share them, below GROUPED; fewer are split in time
+MOST_MEMBERS = 32  # of a ring
 LONG = 1024  # steps from which splitting time pays, where lanes do not fill the device
 CHUNK = 64  # chunks are of multiples of it: of whole tiles, of both directions
 

@@ -23,6 +23,7 @@ class Sum:
     order: tuple[int, ...]  # the dimensions that the target has, as they stand in the parts
     parts: Tensor | None
     add: bool
+    member: int = 0  # how far apart the parts of a ring's members are
 
     @classmethod
     def of(cls, target: View, lanes: Lanes, tile: Tile, computed: torch.dtype, *, fresh: bool) -> Self:
@@ -31,22 +32,26 @@ class Sum:
             g for g, axes in enumerate(lanes.groups) if axes and not any(target.has[1 + i] for i in axes)
         ]
         add = not target.has[0] and not fresh
-        if not lacking and not add:
+        members = tile.members if not target.has[0] else 1
+        if not lacking and not add and members == 1:
             return cls(target, target, (), None, False)
         sizes = list(lanes.sizes)
         sizes[-1] = -(-lanes.inner // tile.lanes)
         # packed sequences share a target's batch axis, of stride 0: their rows lie apart in time
         own = [i for i, has in enumerate(target.has) if has and (target.strides[i] or target.shape[i] == 1)]
         order = tuple(sorted(own, key=lambda i: -abs(target.strides[i])))
-        shape = [sizes[g] for g in lacking] + [target.shape[i] for i in order]
+        ring = [members] * (members > 1)
+        shape = [*ring, *(sizes[g] for g in lacking), *(target.shape[i] for i in order)]
         dtype = computed if target.tensor.is_floating_point() else target.tensor.dtype
         parts = target.tensor.new_empty(shape, dtype=dtype)
         strides = [0] * len(target.shape)
+        first = len(ring) + len(lacking)
         for k, i in enumerate(order):
-            strides[i] = parts.stride(len(lacking) + k)
-        for k, g in enumerate(lacking):
+            strides[i] = parts.stride(first + k)
+        for k, g in enumerate(lacking, len(ring)):
             strides[1 + lanes.groups[g][-1]] = parts.stride(k)
-        return cls(target, replace(target, tensor=parts, offset=0, strides=tuple(strides)), order, parts, add)
+        view = replace(target, tensor=parts, offset=0, strides=tuple(strides))
+        return cls(target, view, order, parts, add, parts.stride(0) if ring else 0)
 
     def settle(self) -> None:
         """Add the parts up, always in the same order."""

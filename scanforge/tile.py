@@ -7,6 +7,7 @@ from functools import partial
 from math import log2
 
 from scanforge.shipped import (
+    EXCHANGED,
     FEW_ROWS,
     FILLING,
     FORWARD_ROWS,
@@ -16,6 +17,8 @@ from scanforge.shipped import (
     MANY_IN_FLIGHT,
     MANY_STEPS,
     MOST_LEAVES,
+    MOST_MEMBERS,
+    OF_RING,
     RESIDENT,
     SHARED,
 )
@@ -26,7 +29,8 @@ class Tile:
     """An ordered-tile kernel's shape: R rows, BD lanes (one a thread), NS stages in flight.
 
     With G `groups` a tile has G·R rows, and G threads share a lane; two may be a relay (emit.groups). A
-    program that holds axes whole has so many `warps`; others have as many as their lanes need.
+    program that holds axes whole has so many `warps`; others have as many as their lanes need. In a ring so
+    many programs are `members`, each with a tile of every round (emit.ring).
     """
 
     rows: int
@@ -35,11 +39,13 @@ class Tile:
     groups: int = 1
     relay: bool = False
     warps: int = 0
+    members: int = 1
 
     def __str__(self) -> str:
         more = f" G={self.groups}{' in relay' * self.relay}" * (self.groups > 1) + f" {self.warps} warps" * (
             self.warps > 0
         )
+        more += f" S={self.members}" * (self.members > 1)
         return f"R={self.rows} BD={self.lanes} NS={self.stages}{more}"
 
     def ring(self, itemsizes: tuple[int, ...]) -> int:
@@ -49,10 +55,14 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """What groups of threads compose: so many numbers, beside a step that has special functions or not."""
+    """What groups of threads compose: so many numbers, beside a step that has special functions or not.
+
+    In a `ring` programs share the lanes too.
+    """
 
     leaves: int
     special: bool
+    ring: bool = False
 
 
 def tile_plan(
@@ -87,12 +97,14 @@ def tile_plan(
 class Fixed:
     """What a launch leaves no choice of: a backward kernel's R, or how many rows a forward tile has at least.
 
-    `rest` if the steps are what other launches left, whose number must not matter.
+    `rest` if the steps are what other launches left, whose number must not matter. In a `ring` so many
+    programs are at work at one time.
     """
 
     rows: int = 0
     least: int = 0
     rest: bool = False
+    ring: int = 0
 
 
 def fitting_tile(
@@ -104,11 +116,36 @@ def fitting_tile(
     tuned = best and _fitted(best, steps, itemsizes, fixed, composed)
     if tuned:
         return tuned
+    ring = ring_tile(steps, inner, outer, itemsizes, fixed, composed) if fixed.ring and composed else None
+    if ring:
+        return ring
     choose = partial(tile_plan, steps, inner, outer, itemsizes, backward=down, composed=composed)
     if fixed.rest and not down:
         return choose(rows=max(FEW_ROWS, fixed.least))
     tile = choose(rows=fixed.rows)
     return tile if tile.rows >= fixed.least else choose(rows=fixed.least)
+
+
+def ring_tile(
+    steps: int, inner: int, outer: int, itemsizes: tuple[int, ...], fixed: Fixed, composed: Composed
+) -> Tile | None:
+    """The tile of programs that share their lanes, as many as are at work at one time; None: too few steps.
+
+    What they wait for is each other, so that rows in registers count. A step that takes many of these has
+    half the threads.
+    """
+    light = not (fixed.rows or composed.special or len(itemsizes) > 2)
+    groups = 8 if light else 4
+    rows = fixed.rows or max(fixed.least, 2 * GROUP_ROWS if light and max(itemsizes) <= 2 else GROUP_ROWS)
+    room = OF_RING - EXCHANGED * 32 * groups
+    stages = min(3, 1 + room // Tile(rows, 32, 1, groups).ring(itemsizes))
+    programs = -(-inner // 32) * outer
+    members, most = 1, min(fixed.ring // programs, MOST_MEMBERS, steps // (2 * rows * groups))
+    while 2 * members <= most:
+        members *= 2
+    if fixed.rest or stages < 2 or members < 2:
+        return None
+    return Tile(rows, 32, stages, groups, members=members)
 
 
 def _fitted(
@@ -117,7 +154,8 @@ def _fitted(
     """The tile that was found, with the rows that this launch must have and the stages that then fit."""
     rows = fixed.rows or max(at_most(steps, best.rows), fixed.least)
     groups = best.groups if composed and best.groups * rows <= steps else 1
-    one = Tile(rows, best.lanes, 1, groups, best.relay and groups > 1)
+    members = best.members if groups > 1 and best.members * groups * rows <= steps else 1
+    one = Tile(rows, best.lanes, 1, groups, best.relay and groups > 1, members=members)
     stages = min(best.stages, SHARED // one.ring(itemsizes))
     return None if fixed.rest or stages < 2 else replace(one, stages=stages)
 

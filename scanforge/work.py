@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -14,7 +15,7 @@ from scanforge import dtypes, tape
 from scanforge.emit.form import CHUNK_AXIS, Form, Kernel
 from scanforge.ir.scan import BATCH
 from scanforge.plan import Held, Keep
-from scanforge.shipped import LINE
+from scanforge.shipped import AT_ONCE, LINE, OF_PROCESSOR, OF_RING, REGISTERS
 from scanforge.sums import Sum, Sums, settle
 from scanforge.tile import Composed, Fixed, Tile, at_most, bucket, fitting_tile
 from scanforge.views import Lanes, View, across_time, lay_out
@@ -92,6 +93,11 @@ class Work:
         }
 
     @property
+    def first(self) -> torch.Tensor:
+        """One of its tensors."""
+        return next(iter((self.inputs | self.starts).values())).tensor
+
+    @property
     def steps(self) -> int:
         """The length of time."""
         return next(iter((self.inputs | self.outputs).values())).shape[0]
@@ -138,9 +144,9 @@ def launch(
     if along and not (rows or held.axes) and len(work.inputs) <= 2:  # whole lines; of more inputs, registers
         widest = max(v.tensor.element_size() for v in work.outputs.values())
         least = max(least, at_most(work.steps, LINE // widest))
-    fixed = Fixed(rows, least, work.rest)
+    fixed = Fixed(rows, least, work.rest, at_once(work.first) if composed and composed.ring else 0)
     tile = _tile(work, lanes, held, fixed, composed, None if along else best)
-    left = work.steps % (tile.rows * tile.groups) if tile.groups > 1 else 0
+    left = work.steps % (tile.rows * tile.groups * tile.members) if tile.groups > 1 else 0
     if left:
         one, two = work.at(work.steps - left, rows or spacing, down=bool(rows))
         for part in (one, replace(two, fresh=False)):
@@ -154,7 +160,8 @@ def launch(
         tile = replace(tile, lanes=32)  # a warp adds up its lanes
     found = {n: Sum.of(v, lanes, tile, computed, fresh=work.fresh) for n, v in work.outputs.items()}
     placed = replace(work, outputs={n: s.view for n, s in found.items()})
-    call(function, kernel, placed, tile, lanes, held, computed)
+    apart = {n: s.member for n, s in found.items()}
+    call(function, kernel, placed, tile, lanes, held, computed, apart)
     settle(found, work.sums)
 
 
@@ -180,10 +187,11 @@ def _form(
         sparse=keep is not None and keep.refill > 0,
         single=work.steps == 1 and not (rows or work.rest) and work.bounds is None,
         ragged=tile.groups == 1 and not (held.axis and whole_tiles),
-        nvidia=_nvidia(next(iter((work.inputs | work.starts).values())).tensor),
+        nvidia=_nvidia(work.first),
         packed=work.bounds is not None,
         groups=tile.groups,
         relay=tile.relay,
+        members=tile.members,
         along=() if held.whole else work.along_time(lanes),
         across=across_time(work.over_time_by_name(), lanes, held.positions(work.axes)),
     )
@@ -208,8 +216,9 @@ def _tile(
 
 
 def call(
-    function: Any, kernel: Kernel, work: Work, tile: Tile, lanes: Lanes, held: Held, computed: torch.dtype
-) -> None:
+    function: Any, kernel: Kernel, work: Work, tile: Tile, lanes: Lanes, held: Held, computed: torch.dtype,
+    apart: Mapping[str, int] = MappingProxyType({}),
+) -> None:  # fmt: skip
     """Turn views into the kernel's arguments, in the order of its signature."""
     of = {"in": work.inputs, "out": work.outputs, "start": work.starts, "end": work.ends, "kept": work.kept}
     tensors = kernel.tensors()
@@ -233,6 +242,7 @@ def call(
     b = work.bounds
     bounds = (b.begins, b.lengths, b.places) if b else ()
     blocks = -(-lanes.inner // tile.lanes)
+    programs = blocks * prod(lanes.outer)
     constants |= {
         "BD": tile.lanes * tile.groups, "NS": tile.stages, "MASKED": lanes.inner % tile.lanes != 0,
         "FENCE": _fence(first, computed),
@@ -241,10 +251,33 @@ def call(
     args = [
         *(v.pointer() for v in views.values()),
         work.steps, lanes.inner, *lanes.outer, *(work.kept[r.name].strides[0] for r in kernel.kept),
-        *bounds, *(s for found in strides.values() for s in found[:-1]),
+        *bounds, *_ring(first, kernel, programs * tile.members * tile.lanes, apart),
+        *(s for found in strides.values() for s in found[:-1]),
     ]  # fmt: skip
+    if tile.members > 1:  # all are at work at one time
+        constants["launch_cooperative_grid"] = True
+        constants["maxnreg"] = min(255, REGISTERS // (OF_PROCESSOR * tile.lanes * tile.groups))
     with on_device(first):
-        tape.launch(function, (blocks * prod(lanes.outer),), args, constants, tile)
+        tape.launch(function, (programs * tile.members,), args, constants, tile)
+
+
+def _ring(like: torch.Tensor, kernel: Kernel, count: int, apart: Mapping[str, int]) -> list[Any]:
+    """Room for what the programs of a ring say, two sets of words of no round yet; where their parts lie."""
+    if not kernel.said:
+        return []
+    words = like.new_zeros(2 * count * kernel.said, dtype=torch.int64)
+    return [words, *(apart[r.name] for r in kernel.outputs if not r.timed)]
+
+
+def at_once(tensor: torch.Tensor) -> int:
+    """How many programs of a ring are at work at one time where the tensor is; 0: they could not wait."""
+    if tensor.is_meta:  # where launches are listed, not made
+        return AT_ONCE
+    if not _nvidia(tensor):
+        return 0
+    device = torch.cuda.get_device_properties(tensor.device)
+    each = min(device.shared_memory_per_multiprocessor // OF_RING, OF_PROCESSOR)
+    return int(device.multi_processor_count * each)
 
 
 def _fence(tensor: torch.Tensor, computed: torch.dtype) -> bool:

@@ -35,6 +35,7 @@ class Form:
     packed: bool = False  # the outermost group is of packed sequences
     groups: int = 1  # threads that share a lane, each with its own rows of a tile
     relay: bool = False  # two groups, of which one hands its states to the other
+    members: int = 1  # programs that share a lane in groups, each with every so-manieth tile
     along: tuple[str, ...] = ()  # outputs whose time is contiguous, and lanes are not
     across: frozenset[str] = frozenset()  # arguments that change with the length of time: strides, addresses
 
@@ -65,6 +66,7 @@ class Kernel:
     starts: tuple[Room, ...]  # the states before the first step
     ends: tuple[Room, ...]
     kept: tuple[Room, ...]  # over tiles instead of time; written by forward, read by backward
+    said: int = 0  # numbers that a program of a ring says in a round, for each of its lanes
 
     def tensors(self) -> list[tuple[str, Room]]:
         """All of them with their names in the kernel, in the order of its arguments."""

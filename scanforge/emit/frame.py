@@ -7,7 +7,7 @@ from functools import partial
 
 from scanforge.emit.form import CASTS, Form, Kernel, Room
 from scanforge.emit.rows import power_of_two, split_tile
-from scanforge.emit.signature import adds_lanes, first_step, lanes_of, place_in_grid, seats, timed
+from scanforge.emit.signature import adds_lanes, first_step, lanes_of, parted, place_in_grid, seats, timed
 
 
 class Frame:
@@ -20,6 +20,7 @@ class Frame:
         self.timed = timed(kernel)
         self.sign, self.rows = ("-" if down else "+"), form.rows
         self.tile_rows = form.rows * form.groups  # rows of a tile
+        self.round = self.tile_rows * form.members  # rows that all programs of a lane walk side by side
 
     def entries(self, room: Room) -> list[int | None]:
         """The entries of the held axis that a tensor has; None for a tensor without it."""
@@ -31,7 +32,7 @@ class Frame:
         if self.form.held:
             lines.append(f"    entry = tl.arange(0, {power_of_two(self.form.entries)})")
         lines += [self.address(t, room) for t, room in self.tensors]
-        lines.append(f"    tiles = T // {self.tile_rows}")
+        lines.append(f"    tiles = T // {self.round}")
         return lines
 
     def threads(self) -> list[str]:
@@ -46,6 +47,8 @@ class Frame:
 
     def address(self, tensor: str, room: Room) -> str:
         at = f"    at_{tensor} = {first_step(tensor, room, self.form)}"
+        if tensor in parted(self.kernel, self.form):
+            at += f" + member * sm_{tensor}"
         if adds_lanes(tensor, room):  # one sum a block
             return f"{at} + block.to(tl.int64) * sd_{tensor}"
         if self.form.groups > 1:
@@ -110,10 +113,10 @@ class Frame:
     def tile_pointers(self) -> list[str]:
         """Where the first tile in the order of walking is."""
         r, lines = self.rows, []
-        last = "(tiles - 1).to(tl.int64)"
+        first = self.first_tile()
         for t in self.timed:
             room = self.rooms[t]
-            at = f"at_{t} + {last} * {self.tile_rows} * st_{t}" if self.down else f"at_{t}"
+            at = f"at_{t} + {first} * {self.tile_rows} * st_{t}" if first else f"at_{t}"
             if t.startswith("out_"):
                 lines.append(f"    tile_{t} = {at}")
             elif self.form.apart(room):
@@ -124,9 +127,16 @@ class Frame:
                 lines.append(f"    tile_{t} = {at} + row[:, None] * st_{t}{entry}  # [R, {width}]")
         for room in self.kernel.kept:
             passed = "" if self.passed == 1 else f"{self.passed} * "
-            at = f" + {last} * {passed}st_kept_{room.name}" if self.down else ""
+            at = f" + {first} * {passed}st_kept_{room.name}" if first else ""
             lines.append(f"    tile_kept_{room.name} = at_kept_{room.name}{at}")
         return [f"    row = tl.arange(0, {r}).to(tl.int64)  # [R]", *lines]
+
+    def first_tile(self) -> str:
+        """Which one a program walks first, if that is not the first in time."""
+        if self.form.members > 1:
+            first = f"(tiles * {self.form.members} - 1 - member)" if self.down else "member"
+            return f"{first}.to(tl.int64)"
+        return "(tiles - 1).to(tl.int64)" if self.down else ""
 
     def load_tiles(self) -> list[str]:
         """Load the tiles, then take them apart."""

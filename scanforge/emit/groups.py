@@ -12,9 +12,11 @@ Relay    of two groups: the first walks its rows for the states alone, and hands
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scanforge.emit.form import Form
+from scanforge.emit.rows import split_tile
 from scanforge.emit.signature import seat
 from scanforge.emit.triton_text import function, literal
 from scanforge.emit.walk import Walk, state_name
@@ -45,39 +47,58 @@ class Groups:
         """The function that carries states over a group."""
         return function(self.program, "carry", "The states after a group, from those before it.")
 
+    def begin(self) -> list[str]:
+        """What stands before the loop."""
+        return []
+
     def before(self, order: list[int]) -> list[str]:
         """Compose every group's rows, then give each group its states."""
+        groups = list(reversed(range(self.count))) if self.down else list(range(self.count))
+        return [*self.compose(order), *self.give(groups, carried)]
+
+    def compose(self, order: list[int]) -> list[str]:
+        """Each thread composes its group's rows, and has the compositions of all groups."""
         lines = [
             f"{state_name(s, None)} = tl.full([BD], {self.identities[x]}, FLOAT)"
             for x, s in self.prefixes.items()
         ]
         for i in order:
             lines += self.walk.call("each", i)
-        groups = list(range(self.count))
         for leaf, prefix in self.prefixes.items():
-            composed = f"tl.broadcast_to({state_name(prefix, None)}, [BD])"
-            lines += [f"{_of_group(leaf, k)} = tl.gather({composed}, {seat(k)}, 0)" for k in groups]
-        for k in reversed(groups) if self.down else groups:
-            lines += [f"{_of_group(s, k)} = {carried(s)}" for s in self.states]
-            lines.append(self.carry(k))
+            names = [of_group(leaf, k) for k in range(self.count)]
+            lines += self.of_all(f"tl.broadcast_to({state_name(prefix, None)}, [BD])", names)
+        return lines
+
+    def of_all(self, value: str, names: list[str]) -> list[str]:
+        """What the threads of a lane have, for each of them: one trip through shared memory."""
+        tile = f"all_{names[0]}"
+        lines = [f"{tile} = tl.gather({value}, seats, 0)  # [{self.count} BD]"]
+        return lines + split_tile(f"tl.permute(tl.reshape({tile}, [{self.count}, BD]), (1, 0))", names)
+
+    def give(self, groups: list[int], state: Callable[[str], str]) -> list[str]:
+        """Carry the program's states from group to group, each of which begins with its own."""
+        lines = []
+        for k in groups:
+            lines += [f"{of_group(s, k)} = {state(s)}" for s in self.states]
+            lines.append(self.carry({x: of_group(x, k) for x in self.prefixes}, state))
         return lines + [f"{state_name(s, None)} = {self.spread(s)}" for s in self.states]
 
     def behind(self) -> list[str]:
         """The carried states are known before the rows are walked."""
         return []
 
-    def carry(self, k: int) -> str:
-        """The states after group k."""
-        given = {before(s): carried(s) for s in self.states} | {x: _of_group(x, k) for x in self.prefixes}
-        names = {next_state(s): carried(s) for s in self.states}
+    def carry(self, element: dict[str, str], state: Callable[[str], str]) -> str:
+        """The states after an element, from those before it."""
+        given = {before(s): state(s) for s in self.states} | element
+        names = {next_state(s): state(s) for s in self.states}
         results = ", ".join(names[n] for n, _ in self.program.outputs)
         return f"{results} = carry({', '.join(given[v.name] for v in self.program.inputs)})"
 
     def spread(self, state: str) -> str:
         """Each group's own state, a value a thread."""
-        text = _of_group(state, self.count - 1)
+        text = of_group(state, self.count - 1)
         for k in reversed(range(self.count - 1)):
-            text = f"tl.where(group == {k}, {_of_group(state, k)}, {text})"
+            text = f"tl.where(group == {k}, {of_group(state, k)}, {text})"
         return text
 
 
@@ -92,6 +113,10 @@ class Relay:
     def text(self) -> str:
         """No function but the walk's."""
         return ""
+
+    def begin(self) -> list[str]:
+        """Nothing stands before the loop."""
+        return []
 
     def before(self, order: list[int]) -> list[str]:
         """Walk all rows for the states alone: those of the first group are what the second begins with."""
@@ -115,5 +140,6 @@ def carried(state: str, _: int | None = None) -> str:
     return f"carried_{state}"
 
 
-def _of_group(name: str, k: int) -> str:
+def of_group(name: str, k: int) -> str:
+    """What group k of a program has."""
     return f"group{k}_{name}"

@@ -19,6 +19,7 @@ from functools import reduce
 from scanforge.emit.form import Form, Kernel, Room, shape_of, state_room
 from scanforge.emit.frame import Frame
 from scanforge.emit.groups import Composition, Groups, Relay, carried
+from scanforge.emit.ring import Ring
 from scanforge.emit.rows import lane_sums, shuffles
 from scanforge.emit.signature import first_entry, head, signature
 from scanforge.emit.stores import Place, Stores
@@ -95,7 +96,8 @@ class _Writer:
             rooms = [state_room(self.form, s) for s in composition.itself.states]
             parts = made.each_for(n for n, _ in composed.outputs)
             compose = Walk(parts, self.shape, self.form, rooms, seen, named="compose", beside=walk)
-            groups = Groups(composition, self.form, compose, down=self.down)
+            made_of = Ring if self.form.members > 1 else Groups
+            groups = made_of(composition, self.form, compose, down=self.down)
         if self.form.relay:
             alone = made.each_for(next_state(s.name) for s in self.scan.states)
             relay = Walk(alone, self.shape, self.form, self.shape.starts, seen, named="relay", beside=walk)
@@ -122,7 +124,8 @@ class _Writer:
         prelude = helpers(text)
         sums = "\n\n".join(lane_sums(1 << k) for k in range(6) if f"lane_sums{1 << k}(" in body)
         parts += [x for x in (shuffles(sums), sums, prelude, text) if x] + [body]
-        return replace(self.shape, source="\n\n".join(p.strip("\n") + "\n" for p in parts))
+        said = len(self.cut.leaves) if isinstance(self.cut, Ring) else 0
+        return replace(self.shape, source="\n\n".join(p.strip("\n") + "\n" for p in parts), said=said)
 
     def body(self) -> str:
         f = self.frame
@@ -148,12 +151,15 @@ class _Writer:
 
     def tiles(self) -> list[str]:
         f, r = self.frame, self.form.rows
-        lines = [*f.tile_pointers(), "    for tile in tl.range(0, tiles, num_stages=NS):"]
+        lines = f.tile_pointers()
+        lines += [f"    {x}" for x in self.cut.begin()] if self.cut else []
+        lines.append("    for tile in tl.range(0, tiles, num_stages=NS):")
         body = f.load_tiles()
         body += self.load_kept("tile_") if self.down else []
         body += self.fence()
         body += self.rows(r, lambda t, i: f"tile_{t} + {i} * st_{t}")
-        return lines + [f"        {x}" for x in (*body, *f.advance("tile", f.tile_rows, f.passed))]
+        body += f.advance("tile", f.round, f.passed * self.form.members)
+        return lines + [f"        {x}" for x in body]
 
     def load_kept(self, at: str) -> list[str]:
         return self.frame.load_states("kept", lambda s, n: before_name(s, 0, n), at)

@@ -21,6 +21,11 @@ def timed(kernel: Kernel) -> list[str]:
     return [t for t, room in kernel.tensors() if room.timed and not is_state(t)]
 
 
+def parted(kernel: Kernel, form: Form) -> list[str]:
+    """The outputs of which each member of a ring leaves a part: those without time."""
+    return [f"out_{r.name}" for r in kernel.outputs if not r.timed] if form.members > 1 else []
+
+
 def signature(kernel: Kernel, form: Form) -> list[str]:
     """The kernel's arguments: pointers, sizes, strides, and constants of the compilation."""
     outer, tensors = range(form.outer), kernel.tensors()
@@ -29,6 +34,7 @@ def signature(kernel: Kernel, form: Form) -> list[str]:
     rows = [", ".join(f"ptr_{t}" for t in names)]
     rows.append(", ".join(["T", "LANES", *(f"N{k}" for k in outer), *kept]))
     rows += ["ptr_begins, ptr_lengths, ptr_places"] if form.packed else []
+    rows += [", ".join(["ptr_words", *(f"sm_{t}" for t in parted(kernel, form))])] if form.members > 1 else []
     rows += [", ".join(f"s{k}_{t}" for k in outer) for t in names if outer]
     rows += [f"st_{t}: tl.constexpr" for t in timed(kernel)]
     across = [f"sd_{t}" for t, _ in tensors]
@@ -49,10 +55,13 @@ def signature(kernel: Kernel, form: Form) -> list[str]:
 
 def place_in_grid(form: Form) -> list[str]:
     """The program's block of lanes, its entry along each outer group, and its part of packed time."""
-    lines = [
+    program, lines, n = "tl.program_id(0)", [], form.members
+    if n > 1:
+        lines, program = [f"    member, place = {program} % {n}, {program} // {n}"], "place"
+    lines += [
         f"    blocks = tl.cdiv(LANES, {lanes_of(form).strip('()')})",
-        "    block = tl.program_id(0) % blocks",
-        "    outer = (tl.program_id(0) // blocks).to(tl.int64)",
+        f"    block = {program} % blocks",
+        f"    outer = ({program} // blocks).to(tl.int64)",
     ]
     rest = "outer"
     for k in reversed(range(form.outer)):
@@ -75,7 +84,10 @@ def lanes_of(form: Form) -> str:
 
 def seats(groups: int) -> list[str]:
     """Where a lane's thread of each group is."""
-    return [f"{seat(k)} = {k} * (BD // {groups}) + thread % (BD // {groups})  # [BD]" for k in range(groups)]
+    lanes = f"(BD // {groups})"
+    one = [f"{seat(k)} = {k} * {lanes} + thread % {lanes}  # [BD]" for k in range(groups)]
+    every = f"tl.arange(0, {groups} * BD)"
+    return [*one, f"seats = {every} // BD * {lanes} + {every} % {lanes}  # [{groups} BD]"]
 
 
 def seat(k: int) -> str:

@@ -23,9 +23,9 @@ STAGES = [
     "prepared", "boundaries", "views", "chunked_choice", "tape", "lean",
     "workspace", "launcher", "replay_text", "alike", "repeats", "sums", "work",
     "pointwise", "chunked_setting", "chunked_work", "chunked_run", "chunked_back", "split", "refill",
-    "packed_work", "launch_triton", "listing", "library", "op", "replay", "ops", "validate", "planned",
-    "report", "show", "api", "truth", "timing", "tools", "candidates", "trial", "tuner", "selfcheck",
-    "distributed", "cli", "__init__",
+    "packed_work", "kernel_choice", "launch_triton", "listing", "library", "op", "replay", "ops", "validate",
+    "planned", "report", "show", "api", "truth", "timing", "tools", "candidates", "trial", "tuner",
+    "selfcheck", "distributed", "cli", "__init__",
 ]  # fmt: skip
 
 # Only an alias of the shipped layers; nothing in the compiler knows it.

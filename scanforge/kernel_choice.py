@@ -1,0 +1,79 @@
+"""(recurrence, sizes, options, a tensor) -> KernelPlan: which lowering a call's kernels are of."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from scanforge import dtypes, pipeline
+from scanforge.chunked_choice import form_of
+from scanforge.errors import ArgumentError
+from scanforge.ir.scan import TIME, is_batch, load
+from scanforge.launch import Options
+from scanforge.pipeline import Wanted
+from scanforge.plan import Choice, KernelPlan, kernel_plan
+from scanforge.tile import Composed
+from scanforge.work import at_once
+
+Tensor = torch.Tensor
+
+
+def kernel_choice(
+    text: str, sizes: dict[str, int], options: Options, like: Tensor, *, packed: bool,
+    wanted: Wanted | None = None, best: Choice | None = None,
+) -> tuple[KernelPlan, Composed | None]:  # fmt: skip
+    """The plan of a pass, backward if gradients are `wanted`, and what its groups compose.
+
+    Where a tensor `like` the call's lies, programs may be able to wait for each other.
+    """
+    composed = pipeline.composed(text, wanted)
+    ring = composed and can_ring(options.dtype, like, packed=packed) and over_lanes(text)
+    said = composed.leaves if composed and ring else 0
+    inside = pipeline.inside_axes(text).axes
+    forced = "" if options.lowering == "ring" and not said else options.lowering  # of an adjoint alone
+    chosen = kernel_plan(load(text), sizes, forced, inside, best, said=said)
+    return chosen, composed and Composed(composed.leaves, composed.special, chosen.plan.lowering == "ring")
+
+
+@cache
+def over_lanes(text: str) -> bool:
+    """Whether outputs over time, and gradients, have all lanes: sums over some are added up in one warp."""
+    scan = load(text)
+    wanted = {a for a in scan.lanes if not is_batch(a)}
+    shown = [o.axes for o in scan.outputs] + [i.axes for i in scan.inputs if i.kind == "float"]
+    return all(wanted <= {*axes} for axes in shown if TIME in axes)
+
+
+def can_ring(computed: torch.dtype, like: Tensor, *, packed: bool) -> bool:
+    """Whether programs may be a ring: they tell each other float32, and of one sequence."""
+    return computed == torch.float32 and not packed and at_once(like) > 0
+
+
+def check_ring(name: str, text: str, computed: torch.dtype, like: Tensor, *, packed: bool) -> None:
+    """Raise ArgumentError where lowering="ring" is asked for and does not apply."""
+    if packed:
+        reason = "sequences are packed, and each would have programs of its own"
+    elif computed != torch.float32:
+        reason = f"its programs tell each other numbers of float32, and these are {dtypes.name(computed)}"
+    elif not pipeline.composed(text) or not over_lanes(text):
+        reason = "its programs compose floats lane by lane, and a step has others, or sums over an axis"
+    elif not at_once(like):
+        reason = f"its programs wait for each other on an NVIDIA GPU, and the tensors are on {like.device}"
+    else:
+        return
+    raise ArgumentError(
+        f"{name}: lowering='ring' does not apply, since {reason}. Write lowering='ordered_tile' or 'split', "
+        "or leave lowering out."
+    )
+
+
+def is_fresh(
+    text: str, sizes: dict[str, int], options: Options, like: Tensor, *, packed: bool,
+    wanted: Wanted | None = None, best: Choice | None = None,
+) -> bool:  # fmt: skip
+    """Whether the first kernel may write sums over time, to which no other one adds: time is not cut."""
+    if 0 in sizes.values() or form_of(text, sizes, options, packed=packed):
+        return False
+    chosen, _ = kernel_choice(text, sizes, options, like, packed=packed, wanted=wanted, best=best)
+    return chosen.chunks is None
