@@ -18,6 +18,7 @@ from scanforge.sequential import sequential
 
 Tensor = torch.Tensor
 Declared = type[Operator] | type[Recurrence]
+Results = tuple[list[Tensor], list[Tensor]]  # values, gradients
 Run = Callable[[dict[str, Tensor], Sequence[Tensor]], list[Tensor]]  # tensors, states -> results
 
 
@@ -30,15 +31,35 @@ def lost(
     `cuts` are reverse, reset, mask, lengths and cu_seqlens. The gradients are those of all float tensors and
     initial states.
     """
+    options = {"backend": backend, "lowering": lowering, "memory": memory, **cuts}
+    return apart(
+        found(declared, tensors, initial, device, **options), true(declared, tensors, initial, **cuts)
+    )
 
-    def mine(named: dict[str, Any], start: Sequence[Tensor]) -> list[Tensor]:
-        options: dict[str, Any] = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in cuts.items()}
-        options |= {"backend": backend, "lowering": lowering, "memory": memory, "return_final_state": True}
-        found = scan(declared, initial_state=as_given(start), **named, **options)
-        return [x for part in found for x in (part if isinstance(part, tuple) else (part,))]
 
-    truth = with_gradients(looped(declared, **cuts), tensors, initial, torch.Tensor.double)
-    got = with_gradients(mine, tensors, initial, lambda x: x.to(device))
+def true(
+    declared: Declared, tensors: dict[str, Tensor], initial: Sequence[Tensor], **cuts: Any
+) -> Results:  # fmt: skip
+    """Values and gradients of the sequential loop in float64."""
+    return with_gradients(looped(declared, **cuts), tensors, initial, torch.Tensor.double)
+
+
+def found(
+    declared: Declared, tensors: dict[str, Tensor], initial: Sequence[Tensor], device: torch.device,
+    **options: Any,
+) -> Results:  # fmt: skip
+    """Values and gradients of `scan` with these options, on a device."""
+
+    def run(named: dict[str, Any], start: Sequence[Tensor]) -> list[Tensor]:
+        placed: dict[str, Any] = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in options.items()}
+        given = scan(declared, initial_state=as_given(start), return_final_state=True, **named, **placed)
+        return [x for part in given for x in (part if isinstance(part, tuple) else (part,))]
+
+    return with_gradients(run, tensors, initial, lambda x: x.to(device))
+
+
+def apart(got: Results, truth: Results) -> tuple[float, float]:
+    """The largest relative distance among values, and among gradients."""
     values, gradients = (max(map(distance, xs, ys), default=0.0) for xs, ys in zip(got, truth, strict=True))
     return values, gradients
 
@@ -113,7 +134,7 @@ def with_gradients(
     tensors: dict[str, Tensor],
     initial: Sequence[Tensor],
     place: Callable[[Tensor], Tensor],
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> Results:
     """What `run` returns on these tensors, floats where `place` puts them, and the gradients of one sum."""
 
     def leaf(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ the same axes. `dims` name the dimensions of the tensor in order, `1` for one th
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -147,7 +147,7 @@ def before(state: str) -> str:
 
 def dump(scan: Scan) -> str:
     """The scan as text: the key of every cache, and what travels through the torch op. No file names."""
-    return json.dumps(asdict(scan, dict_factory=_without_where), separators=(",", ":"))
+    return json.dumps(scan, default=_fields, separators=(",", ":"))
 
 
 @lru_cache(maxsize=4096)
@@ -159,9 +159,7 @@ def load(text: str) -> Scan:
 def dump_operator(operator: Operator) -> str:
     """The operator alone as text, the same whatever axes a call gives its states."""
     states = tuple(replace(s, axes=()) for s in operator.states)
-    return json.dumps(
-        asdict(replace(operator, states=states), dict_factory=_without_where), separators=(",", ":")
-    )
+    return json.dumps(replace(operator, states=states), default=_fields, separators=(",", ":"))
 
 
 @lru_cache(maxsize=4096)
@@ -170,8 +168,8 @@ def load_operator(text: str) -> Operator:
     return _operator(json.loads(text))
 
 
-def _without_where(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: value for key, value in items if key != "where"}
+def _fields(part: Any) -> dict[str, Any]:
+    return {f.name: getattr(part, f.name) for f in fields(part) if f.name != "where"}
 
 
 def _scan(d: dict[str, Any]) -> Scan:

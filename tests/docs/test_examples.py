@@ -10,13 +10,13 @@ import torch
 
 from examples import ema_prices as example
 from examples import kernels
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 
 
 def test_prices_runs_from_the_shell(tmp_path: Path):
     out = tmp_path / "figure.png"
     script = str(ROOT / "examples" / "ema_prices.py")
-    printed = run_python(script, "--steps", "2", "--days", "60", "--out", str(out), cwd=tmp_path)
+    printed = run_warm(script, "--steps", "2", "--days", "60", "--out", str(out), cwd=tmp_path)
     assert out.read_bytes().startswith(b"\x89PNG")
     assert "60 days, 2004-08-19" in printed
     assert "proved" in printed
@@ -24,7 +24,7 @@ def test_prices_runs_from_the_shell(tmp_path: Path):
 
 @pytest.mark.slow
 def test_kernels_are_written_compiled_and_right(tmp_path: Path):
-    printed = run_python(str(ROOT / "examples" / "kernels.py"), "--out", "kernels", cwd=tmp_path)
+    printed = run_warm(str(ROOT / "examples" / "kernels.py"), "--out", "kernels", cwd=tmp_path)
     files = sorted((tmp_path / "kernels").iterdir())
     assert len(files) == 2 * len(kernels.OPERATORS)
     for file in files:

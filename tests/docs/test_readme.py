@@ -8,27 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.documents import Block, pages, python_blocks
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 
 BLOCKS = [block for page in pages() for block in python_blocks(page)]
-
-
-# On a busy machine torch's threads of a gloo group now and then end a process that is over already with
-# "terminate called without an active exception": such a program leaves without waiting for them.
-LEAVE = """
-import os
-print("done", flush=True)
-os._exit(0)
-"""
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda b: f"{b.page}:{b.line}")
 def test_program_runs(block: Block, tmp_path: Path):
     program = tmp_path / "program.py"
-    grouped = "init_process_group" in block.code and "mp.spawn" not in block.code
-    program.write_text(block.code + LEAVE * grouped, encoding="utf-8")
-    printed = run_python(str(program), cwd=tmp_path)
-    assert not grouped or "done" in printed
+    program.write_text(block.code, encoding="utf-8")
+    run_warm(str(program), cwd=tmp_path)
 
 
 def test_readme_begins_with_a_program():
@@ -46,7 +35,7 @@ def test_what_explain_prints_is_what_it_prints(tmp_path: Path):
     code = python_blocks(ROOT / "README.md")[0].code
     before = "sf.explain(MinMax), sf.source(MinMax, 'backward')"  # lines are the user's, whatever ran before
     program.write_text(f"{code}\n{before}\nprint(sf.explain(MinMax))\n", encoding="utf-8")
-    printed = run_python("minmax.py", cwd=tmp_path)
+    printed = run_warm("minmax.py", cwd=tmp_path)
     parts = [part for part in re.split(r"^\.\.\.\n", shown[1], flags=re.MULTILINE) if part]
     assert parts, "a line of three dots stands for what is left out; something is to be left"
     for part in parts:

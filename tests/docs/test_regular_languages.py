@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from examples import regular_languages as example
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 
 LONG = 10 * example.LENGTH
 
@@ -81,6 +81,6 @@ def test_the_ssm_learns_and_then_forgets(task: str):
 
 def test_it_runs_from_the_shell(tmp_path: Path):
     script = str(ROOT / "examples" / "regular_languages.py")
-    printed = run_python(script, "--steps", "2", "--models", "MinMax", "--out", "a/figure.png", cwd=tmp_path)
+    printed = run_warm(script, "--steps", "2", "--models", "MinMax", "--out", "a/figure.png", cwd=tmp_path)
     assert (tmp_path / "a" / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert re.search(r"flip-flop +MinMax( +[\d.]+ / *[\d.]+){4}\nalternating +MinMax", printed)

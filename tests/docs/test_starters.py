@@ -11,7 +11,7 @@ import torch
 import scanforge as sf
 from examples import decode_server, flip_flop, kalman, new_recurrence, selective_copy
 from models import RecurrentLM, set_seed
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 
 SMALL = {
     "char_lm": (["--mixer", "minmax", "--steps", "2", "--width", "16", "--save", "lm"], "bits per byte"),
@@ -26,7 +26,7 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_it_runs_from_the_shell(name: str, tmp_path: Path):
     options, said = SMALL[name]
-    assert said in run_python(str(ROOT / "examples" / f"{name}.py"), *options, cwd=tmp_path)
+    assert said in run_warm(str(ROOT / "examples" / f"{name}.py"), *options, cwd=tmp_path)
     if "--save" in options:
         assert (tmp_path / "lm" / "model.safetensors").exists()
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 
 
 def losses(folder: Path, ranks: int, steps: int, out: str, resumed: str = "") -> list[float]:
     script = str(ROOT / "examples" / "train_distributed.py")
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script)
     options = ("--steps", str(steps), "--length", "96", "--every", "2", "--out", out)
-    printed = run_python(*launch, *options, cwd=folder)
+    printed = run_warm(*launch, *options, cwd=folder)
     assert f"96 bytes over {ranks} ranks" in printed
     assert ("resumed" in printed) == bool(resumed)
     assert resumed in printed

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from examples import train_languages as example
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 
 CPU = torch.device("cpu")
 
 
 def test_it_runs_from_the_shell(tmp_path: Path):
     script = str(ROOT / "examples" / "train_languages.py")
-    printed = run_python(
+    printed = run_warm(
         script, "--steps", "2", "--models", "MinMax,HGRN2", "--out", "some/figure.png", cwd=tmp_path
     )
     assert (tmp_path / "some" / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -15,7 +15,7 @@ from scanforge.boundaries import bounded
 from scanforge.chunked_choice import why_not
 from scanforge.chunked_form import MatrixForm, matrix_form
 from scanforge.prepared import prepare
-from scanforge.truth import as_given, distance, looped, lost, with_gradients
+from scanforge.truth import apart, as_given, found, looped, true, with_gradients
 from tests.fuzz.cases import Call
 from tests.kernels import Tiles
 from tests.tolerances import TOLERANCES
@@ -46,22 +46,23 @@ def ways(kernels: bool) -> Iterator[tuple[str, str, torch.device]]:
 def faults(call: Call, every: int = 0) -> list[str]:
     """What is wrong with a call, a sentence for each way of running it; one call in `every` runs kernels."""
     declared, (tensors, initial) = call.declared(), call.tensors()
-    found, room = [], None
+    cuts = {n: x for n, x in call.options().items() if n != "memory"}
+    truth, wrong, room = true(declared, tensors, initial, **cuts), [], None
     for backend, lowering, device in ways(every > 0 and call.seed % every == 0):
         slow = backend == "triton" and device.type == "cpu" and call.steps > SHORT  # in the interpreter
         wide = device.type == "cuda" and call.dtype == torch.float64  # which is refused there
         if (wide or not has_chunks(call)) if lowering == "chunked" else slow:
             continue
         options = {"backend": backend, "lowering": lowering, **call.options()}
-        errors = lost(declared, tensors, initial, device, **options)
+        errors = apart(found(declared, tensors, initial, device, **options), truth)
         allowed = bounds(call.dtype)
         if any(not e <= a for e, a in zip(errors, allowed, strict=True)):
             room = sensitivity(call) if room is None else room
             allowed = tuple(a + r for a, r in zip(allowed, room, strict=True))
         if any(not e <= a for e, a in zip(errors, allowed, strict=True)):
             shown = ", ".join(f"{e:.1e} (allowed {a:.1e})" for e, a in zip(errors, allowed, strict=True))
-            found.append(f"{backend}, {lowering}: values and gradients are off by {shown}")
-    return found
+            wrong.append(f"{backend}, {lowering}: values and gradients are off by {shown}")
+    return wrong
 
 
 def has_chunks(call: Call) -> bool:
@@ -94,7 +95,7 @@ def sensitivity(call: Call) -> tuple[float, float]:
     truth = with_gradients(run, tensors, initial, Tensor.double)
     single = with_gradients(looped(call.declared(), torch.float32, **cuts), tensors, initial, Tensor.float)
     share = 16 * (2.0**-29 if call.dtype == torch.float64 else 1.0)
-    room = [share * e for e in _apart(single, truth)]
+    room = [share * e for e in apart(single, truth)]
     for seed in range(2):
         g = torch.Generator().manual_seed(seed)
 
@@ -105,10 +106,6 @@ def sensitivity(call: Call) -> tuple[float, float]:
             return x.double() * (1 + torch.finfo(call.dtype).eps * sign)
 
         near = {n: moved(x) for n, x in tensors.items()}, [moved(x) for x in initial]
-        found = _apart(with_gradients(run, *near, Tensor.double), truth)
-        room = [max(r, 64 * e) for r, e in zip(room, found, strict=True)]
+        moved_by = apart(with_gradients(run, *near, Tensor.double), truth)
+        room = [max(r, 64 * e) for r, e in zip(room, moved_by, strict=True)]
     return room[0], room[1]
-
-
-def _apart(found: tuple[list[Tensor], list[Tensor]], truth: tuple[list[Tensor], list[Tensor]]) -> list[float]:
-    return [max(map(distance, xs, ys), default=0.0) for xs, ys in zip(found, truth, strict=True)]

@@ -15,7 +15,7 @@ from benchmarks.baselines import min_max_rounds
 from benchmarks.figures import newest
 from benchmarks.record import RESULTS, Results, finish
 from tests import catalogue, loops
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 from tests.tolerances import assert_close, assert_equal
 
 SCAN, FIGURES = str(ROOT / "benchmarks" / "scan.py"), str(ROOT / "benchmarks" / "figures.py")
@@ -24,7 +24,7 @@ EXACT = replace(SMALL, operator="MinMax")
 
 
 def test_dry_run_gates_every_row(tmp_path: Path):
-    printed = run_python(SCAN, "--dry-run", "--out", "dry.json", cwd=tmp_path, path=None)
+    printed = run_warm(SCAN, "--dry-run", "--out", "dry.json", cwd=tmp_path, path=None)
     result = json.loads((tmp_path / "dry.json").read_text(encoding="utf-8"))
     assert len(result["rows"]) == len(cases.DIRECTIONS) * len(cases.rows())
     assert " 0 failed" in printed
@@ -167,7 +167,7 @@ def pages_in(folder: Path) -> None:
 def test_figures_and_tables_come_from_the_result(tmp_path: Path):
     pages_in(tmp_path)
     (tmp_path / "r.json").write_text(json.dumps(made_up()), encoding="utf-8")
-    run_python(FIGURES, "r.json", "--out", "drawn", "--pages", ".", cwd=tmp_path, path=None)
+    run_warm(FIGURES, "r.json", "--out", "drawn", "--pages", ".", cwd=tmp_path, path=None)
     for name in ("fractions", "operators"):
         assert (tmp_path / "drawn" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     short, full = ((tmp_path / name).read_text(encoding="utf-8") for name in tables.PAGES)
@@ -216,7 +216,7 @@ def test_figures_refuse_what_is_no_whole_run(changed: dict, said: str, tmp_path:
     (tmp_path / "r.json").write_text(json.dumps(result), encoding="utf-8")
     pages_in(tmp_path)
     with pytest.raises(AssertionError, match=said):
-        run_python(FIGURES, "r.json", "--out", "drawn", "--pages", ".", cwd=tmp_path, path=None)
+        run_warm(FIGURES, "r.json", "--out", "drawn", "--pages", ".", cwd=tmp_path, path=None)
     assert not (tmp_path / "drawn").exists()
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import aims
 from benchmarks.compare import compare, main
 from benchmarks.tables import BACKWARD, BOTH, FORWARD
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 
 
 def row(name: str = "scanforge", median: float = 1.0, **more) -> dict:
@@ -92,7 +92,7 @@ def test_the_command_tells_and_exits_with_one(tmp_path: Path, monkeypatch: pytes
     for name, made in (("old", OLD), ("same", OLD), ("slow", changed(0, cold=cold(1.5)))):
         (tmp_path / f"{name}.json").write_text(json.dumps(made), encoding="utf-8")
     script = str(ROOT / "benchmarks" / "compare.py")
-    assert "nothing is worse" in run_python(script, "old.json", "same.json", cwd=tmp_path, path=None)
+    assert "nothing is worse" in run_warm(script, "old.json", "same.json", cwd=tmp_path, path=None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["compare", "old.json", "slow.json"])
     assert main() == 1

@@ -15,7 +15,7 @@ from benchmarks.layers import MAMBA, RG_LRU
 from benchmarks.record import Results, environment, finish
 from benchmarks.tables import BACKWARD, BOTH, FORWARD, TRAINING, filled
 from tests.project.test_benchmarks import FIGURES, made_up, pages_in
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 
 SCRIPT = str(ROOT / "benchmarks" / "fused.py")
 EVERY = (FORWARD, TRAINING, BACKWARD, BOTH)
@@ -33,7 +33,7 @@ def prepared(entry=RG_LRU, **options) -> layers.Layer:
 
 
 def test_a_tiny_run_has_every_case(tmp_path: Path):
-    printed = run_python(SCRIPT, "--tiny", "--out", "r.json", "--commit", "abc", cwd=tmp_path, path=None)
+    printed = run_warm(SCRIPT, "--tiny", "--out", "r.json", "--commit", "abc", cwd=tmp_path, path=None)
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     rows = result["rows"]
     assert " 0 failed" in printed
@@ -174,7 +174,7 @@ def test_sections_come_from_the_result(tmp_path: Path):
     (tmp_path / "r.json").write_text(json.dumps(made_up()), encoding="utf-8")
     (tmp_path / "f.json").write_text(json.dumps(invented()), encoding="utf-8")
     options = ("--fused", "f.json", "--out", "drawn", "--pages", ".")
-    run_python(FIGURES, "r.json", *options, cwd=tmp_path, path=None)
+    run_warm(FIGURES, "r.json", *options, cwd=tmp_path, path=None)
     short, full = ((tmp_path / n).read_text(encoding="utf-8") for n in ("README.md", "docs/performance.md"))
     assert "stale" not in short + full
     assert "| RG-LRU | 100 µs, 80 % | 400 µs, 80 % |" in short
@@ -208,6 +208,6 @@ def test_figures_refuse_a_tiny_run(tmp_path: Path):
     tiny["stamp"] |= {"dry_run": True}
     (tmp_path / "f.json").write_text(json.dumps(tiny), encoding="utf-8")
     with pytest.raises(AssertionError, match=r"fused\.py on a GPU"):
-        run_python(
+        run_warm(
             FIGURES, "r.json", "--fused", "f.json", "--pages", ".", "--out", "d", cwd=tmp_path, path=None
         )

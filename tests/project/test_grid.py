@@ -37,7 +37,7 @@ from benchmarks.session import Session
 from benchmarks.tables import BACKWARD, BOTH, FORWARD
 from tests import catalogue, loops
 from tests.recurrences import BY_NAME, draw
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 from tests.tolerances import assert_close
 
 BARE = ("Affine", "MinMax", "MaxPlus")
@@ -237,12 +237,12 @@ def test_times_are_taken_in_turns():
 
 def test_a_run_takes_what_was_asked_for_and_stops_in_time(tmp_path: Path):
     script = (str(ROOT / "benchmarks" / "grid.py"), "--tiny", "--out", "r.json", "--commit", "abc")
-    run_python(*script, "--only", "HGRN2*x64x64", cwd=tmp_path, path=None)
+    run_warm(*script, "--only", "HGRN2*x64x64", cwd=tmp_path, path=None)
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert {r["operator"] for r in result["rows"]} == {"HGRN2"}
     assert result["stamp"]["not_run"] == []
     assert result["copy"]["again_tb_s"] > 0
-    printed = run_python(*script, "--only", "HGRN2*x64x64", "--budget", "0", cwd=tmp_path, path=None)
+    printed = run_warm(*script, "--only", "HGRN2*x64x64", "--budget", "0", cwd=tmp_path, path=None)
     assert "The time was up before: HGRN2 8x2048x8x64x64" in printed
 
 

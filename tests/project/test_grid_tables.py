@@ -13,7 +13,7 @@ from benchmarks.record import RESULTS, default_out
 from benchmarks.tables import BACKWARD, BOTH, FORWARD, filled
 from tests.project.test_benchmarks import FIGURES, made_up, pages_in
 from tests.project.test_compare import matrix, row
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 
 STAMP = {"device": "Imaginary 9000", "driver": "1.2", "torch": "3.4", "triton": "5.6", "commit": "abc"}
 STAMP |= {"date": "2001-02-03T04:05:06+00:00", "dry_run": False, "only": "", "peers": {"fla-core": "0.7"}}
@@ -53,7 +53,7 @@ def test_the_section_and_the_figures_come_from_the_result(tmp_path: Path):
     write(tmp_path, "r.json", made_up())
     write(tmp_path, "g.json", invented())
     options = ("--grid", "g.json", "--out", "drawn", "--pages", ".")
-    run_python(FIGURES, "r.json", *options, cwd=tmp_path, path=None)
+    run_warm(FIGURES, "r.json", *options, cwd=tmp_path, path=None)
     for name in ("matrix", "bare", "series"):
         assert (tmp_path / "drawn" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / grid_tables.PAGE).read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import scanforge as sf
 import scanforge.ops
 from tests import recurrences
 from tests.catalogue import generator
-from tests.subprocesses import run_python
+from tests.subprocesses import run_warm
 from tests.tolerances import assert_close
 
 Decay, SelectiveSSM = recurrences.declared.Decay, recurrences.declared.SelectiveSSM
@@ -134,7 +134,7 @@ def test_another_process_loads_it(tmp_path: Path):
         "got = torch.export.load(sys.argv[1] + '/layer.pt2').module()(x)\n"
         "assert torch.equal(got, want)\n"
     )
-    run_python("-c", program, str(tmp_path), cwd=tmp_path)
+    run_warm("-c", program, str(tmp_path), cwd=tmp_path)
 
 
 class TestPlainOps:

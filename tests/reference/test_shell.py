@@ -8,7 +8,7 @@ import pytest
 
 import scanforge as sf
 from scanforge import cli
-from tests.subprocesses import ROOT, run_python
+from tests.subprocesses import ROOT, run_warm
 
 FILE = '''
 import scanforge as sf
@@ -111,4 +111,4 @@ class TestShell:
             assert command in out
 
     def test_in_a_process_of_its_own(self, file):
-        assert "Mine: ok" in run_python("-m", "scanforge.cli", "check", f"{file}:Mine", cwd=ROOT)
+        assert "Mine: ok" in run_warm("-m", "scanforge.cli", "check", f"{file}:Mine", cwd=ROOT)

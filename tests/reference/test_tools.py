@@ -14,7 +14,6 @@ import scanforge as sf
 from tests.broken import Half
 from tests.catalogue import CASES, draw
 from tests.reference.compare import LOWERINGS, many
-from tests.subprocesses import ROOT, run_python
 from tests.tolerances import assert_close
 
 every_operator = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -109,13 +108,6 @@ class TestCheck:
             sf.check(sf.operators.MinMax, show=False, **sizes)
 
 
-EVERY_EXPLANATION = """
-import scanforge as sf
-for name in sf.operators.__all__:
-    print(sf.explain(getattr(sf.operators, name), b=2, t=64, d=8))
-"""
-
-
 class TestExplain:
     def test_min_max(self):
         text = sf.explain(sf.operators.MinMax, b=8, t=512, d=64)
@@ -156,14 +148,6 @@ class TestExplain:
     def test_any_operator_can_be_explained(self, operator):
         assert sf.explain(operator).startswith(operator.__name__)
         assert ("action: broken" in sf.explain(operator)) == (operator is Half)
-
-    def test_equal_text_in_every_process(self, monkeypatch):
-        printed = []
-        for seed in ("0", "4711"):
-            monkeypatch.setenv("PYTHONHASHSEED", seed)
-            printed.append(run_python("-c", EVERY_EXPLANATION, cwd=ROOT))
-        assert printed[0] == printed[1]
-        assert "Kalman" in printed[0]
 
 
 def generated(operator, which: str, lowering: str):

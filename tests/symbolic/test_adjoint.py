@@ -12,7 +12,6 @@ from scanforge.facts import facts
 from scanforge.ir.check import check_scan
 from scanforge.ir.scan import Scan, dump, dump_operator, load
 from scanforge.trace import Signature, prefix_scan, trace
-from tests.subprocesses import ROOT, run_python
 
 OPERATORS = [getattr(sf.operators, name) for name in sf.operators.__all__]
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda x: x.__name__)
@@ -293,28 +292,6 @@ class TestHigherOrders:
         assert {n for n, _ in first.gradients} == {"a_re", "a_im", "b_re", "b_im"}
         check_scan(full_adjoint(first.scan).scan)
 
-    @pytest.mark.parametrize("seed", ["1", "4711"])
-    def test_same_bytes_in_every_process(self, seed, monkeypatch, capsys):
-        monkeypatch.setenv("PYTHONHASHSEED", seed)
-        printed = run_python("-c", EVERY_ADJOINT, cwd=ROOT)
-        exec(EVERY_ADJOINT, {})
-        assert printed == capsys.readouterr().out
-
 
 def signature(operator) -> Signature:
     return Signature(("t", "b", "d"), (FULL,) * len(operator.__scanforge__.leaves))
-
-
-EVERY_ADJOINT = """
-import scanforge as sf
-from scanforge.adjoint import full_adjoint
-from scanforge.ir.scan import dump
-from scanforge.trace import Signature, trace
-for name in sf.operators.__all__:
-    operator = getattr(sf.operators, name)
-    leaves = operator.__scanforge__.leaves
-    first = full_adjoint(trace(operator, Signature(("t", "b", "d"), (("b", "t", "d"),) * len(leaves))).scan)
-    second = full_adjoint(first.scan)
-    for x in (first, second):
-        print(dump(x.scan), x.states_before, x.cotangents, x.gradients, x.initial)
-"""

@@ -21,7 +21,6 @@ from scanforge.ir.sympy_view import to_sympy
 from scanforge.ir.typing import broadcast, common, signature
 from scanforge.prune import drop_dead
 from scanforge.trace import Signature, prefix_scan, trace
-from tests.subprocesses import ROOT, run_python
 
 OPERATORS = [getattr(sf.operators, name) for name in sf.operators.__all__]
 INF = math.inf
@@ -215,22 +214,6 @@ class TestTyping:
         assert builder.const(0.0, "float").var != builder.const(-0.0, "float").var
 
 
-EVERY_TEXT = """
-import scanforge as sf
-from scanforge.ir.scan import dump
-from scanforge.pipeline import Wanted, backward
-from scanforge.trace import Signature, prefix_scan, trace
-for name in sf.operators.__all__:
-    operator = getattr(sf.operators, name)
-    leaves = operator.__scanforge__.leaves
-    made = trace(operator, Signature(("t", "b", "d"), (("b", "t", "d"),) * len(leaves)))
-    outputs = frozenset(o.name for o in made.scan.outputs if o.kind == "float")
-    wanted = frozenset(x.name for x in leaves if x.kind == "float")
-    print(made.text, made.operators[0], dump(prefix_scan(made).scan))
-    print(backward(made.text, Wanted(wanted, outputs, True), ("float64",) * len(leaves))[0])
-"""
-
-
 class TestText:
     @pytest.mark.parametrize("operator", OPERATORS, ids=lambda x: x.__name__)
     def test_round_trip(self, operator):
@@ -260,13 +243,6 @@ class TestText:
         assert "where" not in {
             key for line in json.loads(made.operators[0])["apply"]["lines"] for key in line
         }
-
-    @pytest.mark.parametrize("seed", ["0", "1", "4711"])
-    def test_same_bytes_in_every_process(self, seed, monkeypatch, capsys):
-        monkeypatch.setenv("PYTHONHASHSEED", seed)
-        printed = run_python("-c", EVERY_TEXT, cwd=ROOT)
-        exec(EVERY_TEXT, {})
-        assert printed == capsys.readouterr().out
 
 
 class TestMeaning:
