@@ -82,9 +82,20 @@ def rewrite_ast(self: Any) -> FunctionType:
     if node is None or node.name != code.co_name:
         return OWN["rewrite_ast"](self)
     node.decorator_list = []
-    module = ast.Module([self.ast_transformer.visit(node)], type_ignores=[])
+    _transform(self.ast_transformer, node)
     self.filename = code.co_filename
-    return self._compile_and_exec(ast.fix_missing_locations(module))
+    return self._compile_and_exec(ast.Module([node], type_ignores=[]))
+
+
+def _transform(transformer: Any, block: Any) -> None:
+    """It is of assignments, which stand in blocks only: no expression is searched for them."""
+    for statement in (*block.body, *getattr(block, "orelse", ())):
+        if isinstance(statement, ast.Assign):
+            call = transformer.visit_Assign(statement).value
+            for new in (call, call.func, call.func.value, call.args[1]):
+                ast.copy_location(new, statement)
+        elif hasattr(statement, "body"):
+            _transform(transformer, statement)
 
 
 @lru_cache(maxsize=64)
@@ -124,11 +135,24 @@ def same_dtype(self: core.dtype, other: Any) -> bool:
 
 
 def operands(self: TritonSemantic, lhs: Any, rhs: Any, *rest: bool, **options: bool) -> Pair:
-    """Two tensors of one of these types have it in common."""
-    both = isinstance(lhs, core.tensor) and isinstance(rhs, core.tensor)
-    if both and lhs.dtype.name in PLAIN and lhs.dtype.name == rhs.dtype.name:
-        return broadcast(self, lhs, rhs)
+    """Two tensors of one of these types have it in common, and a number beside one has its type."""
+    if options.get("arithmetic_check", True) and all(rest[2:3]):
+        if isinstance(lhs, core.tensor) and lhs.dtype.name in PLAIN:
+            if isinstance(rhs, core.tensor):
+                if lhs.dtype.name == rhs.dtype.name:
+                    return broadcast(self, lhs, rhs)
+            elif _holds(lhs.dtype, rhs):
+                return broadcast(self, lhs, self.scalar_constant(rhs, lhs.dtype))
+        elif isinstance(rhs, core.tensor) and rhs.dtype.name in PLAIN and _holds(rhs.dtype, lhs):
+            return broadcast(self, self.scalar_constant(lhs, rhs.dtype), rhs)
     return OWN["operands"](self, lhs, rhs, *rest, **options)
+
+
+def _holds(dtype: core.dtype, number: Any) -> bool:
+    """A number that takes no part in finding the common type."""
+    if type(number) is float:
+        return dtype.name in {"fp32", "fp64"}
+    return type(number) is int and -(2**31) <= number < 2**31
 
 
 def broadcast(self: TritonSemantic, lhs: core.tensor, rhs: core.tensor) -> Pair:

@@ -84,6 +84,13 @@ def many_types(x_ptr, flag_ptr, y_ptr, count, N: tl.constexpr):
     total = tl.sum(square, 1) / (1 + tl.max(x, 0))
     y = tl.where(flag & (wide % 3 != 1), -total + wide, narrow * 2.0 + narrow / (narrow * narrow + 3))
     y += tl.where(i < count, x, (i.to(tl.uint8) | 5) >> 1) + wide // 2
+    for k in range(2):
+        if k == 1:
+            seven = 7
+            y = 1.5 - y / 3 + (seven.to(tl.int64) - i) % 4 * (3 * wide - 2**31) - (True + i) / 2
+        else:
+            half = 0.5
+            y = half.to(tl.float64) * y + 0.3 * i + 2 // (i + 1)
     left, right = tl.split(tl.reshape(y, (N // 2, 2)))
     tl.store(y_ptr + i, tl.reshape(tl.join(right, left), (N,)), mask=~(i == count))
 
