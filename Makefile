@@ -10,9 +10,10 @@ ENV := .venv/.installed
 ENV_ALL := .venv/.installed-all
 endif
 
-# Two pytest workers share two cores, so each keeps to one thread.
+# Two pytest workers share two cores, so each keeps to one thread; each has half of the files, where tests
+# share what is compiled and built, and takes from the other when it is done.
 WORKERS ?= 2
-PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(WORKERS)
+PYTEST = OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
 # The checkout itself is what runs, installed or not.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
