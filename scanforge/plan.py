@@ -202,7 +202,7 @@ def kernel_plan(
     why = f"{lanes} lanes do not fill the device" if worth else few
     ring = 0 < said <= MOST_LEAVES and lanes >= RINGED and not inside
     chosen = lowering or ("ordered_tile" if not worth else "ring" if ring else "split")
-    if best and not (lowering or inside):
+    if best and not (lowering or inside) and (best.lowering != "ring" or ring):
         chosen, why = best.lowering, "tuned"
     tuned = best if best and best.lowering == chosen else None
     chunks = chunk_plan(steps, lanes, tuned.chunk if tuned else 0) if chosen == "split" else None

@@ -203,7 +203,7 @@ def _kept_on_gpu(p: Planned) -> str:
 def _groups(tile: Tile | Held) -> str:
     if not isinstance(tile, Tile) or tile.groups == 1:
         return ""
-    return f" G={tile.groups}{' in relay' * tile.relay}"
+    return f" G={tile.groups}{' in relay' * tile.relay}{f' S={tile.members}' * (tile.members > 1)}"
 
 
 def _kept(p: Planned) -> str:

@@ -13,8 +13,9 @@ SHARED = 225_000  # bytes of shared memory of one processor
 LINE = 128  # bytes that memory hands over at one time
 FILLING = 8192  # lanes that fill the device
 GROUPED = 4096  # lanes that fill it in groups
+LEFT = 2  # processors that a ring of programs leaves to others, who may wait for something as well
 OF_PROCESSOR = 2  # programs of a ring that are at work on one processor at one time,
-AT_ONCE = 132 * OF_PROCESSOR  # on all of them,
+AT_ONCE = (132 - LEFT) * OF_PROCESSOR  # on all the others,
 OF_RING = 112_000  # and the shared memory that each may take then,
 EXCHANGED = 16  # of which so many bytes a thread are for what groups tell each other
 

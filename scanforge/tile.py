@@ -113,7 +113,7 @@ def fitting_tile(
 ) -> Tile:  # fmt: skip
     """The tile for a launch, of whole spacings of what is kept: the `best` one that was found, if it fits."""
     down = fixed.rows > 0
-    tuned = best and _fitted(best, steps, itemsizes, fixed, composed)
+    tuned = best and not fixed.ring and _fitted(best, steps, itemsizes, fixed, composed)
     if tuned:
         return tuned
     ring = ring_tile(steps, inner, outer, itemsizes, fixed, composed) if fixed.ring and composed else None
@@ -154,8 +154,7 @@ def _fitted(
     """The tile that was found, with the rows that this launch must have and the stages that then fit."""
     rows = fixed.rows or max(at_most(steps, best.rows), fixed.least)
     groups = best.groups if composed and best.groups * rows <= steps else 1
-    members = best.members if groups > 1 and best.members * groups * rows <= steps else 1
-    one = Tile(rows, best.lanes, 1, groups, best.relay and groups > 1, members=members)
+    one = Tile(rows, best.lanes, 1, groups, best.relay and groups > 1)
     stages = min(best.stages, SHARED // one.ring(itemsizes))
     return None if fixed.rest or stages < 2 else replace(one, stages=stages)
 

@@ -15,7 +15,7 @@ from scanforge import dtypes, tape
 from scanforge.emit.form import CHUNK_AXIS, Form, Kernel
 from scanforge.ir.scan import BATCH
 from scanforge.plan import Held, Keep
-from scanforge.shipped import AT_ONCE, LINE, OF_PROCESSOR, OF_RING, REGISTERS
+from scanforge.shipped import AT_ONCE, LEFT, LINE, OF_PROCESSOR, OF_RING, REGISTERS
 from scanforge.sums import Sum, Sums, settle
 from scanforge.tile import Composed, Fixed, Tile, at_most, bucket, fitting_tile
 from scanforge.views import Lanes, View, across_time, lay_out
@@ -277,7 +277,7 @@ def at_once(tensor: torch.Tensor) -> int:
         return 0
     device = torch.cuda.get_device_properties(tensor.device)
     each = min(device.shared_memory_per_multiprocessor // OF_RING, OF_PROCESSOR)
-    return int(device.multi_processor_count * each)
+    return max(device.multi_processor_count - LEFT, 0) * int(each)
 
 
 def _fence(tensor: torch.Tensor, computed: torch.dtype) -> bool:

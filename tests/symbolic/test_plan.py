@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scanforge.shipped import SHARED
-from scanforge.tile import Composed, Tile, tile_plan
+from scanforge.plan import Choice, kernel_plan
+from scanforge.shipped import AT_ONCE, OF_PROCESSOR, OF_RING, SHARED
+from scanforge.tile import Composed, Fixed, Tile, fitting_tile, ring_tile, tile_plan
+from tests.recurrences import BY_NAME
+from tests.symbolic.programs import scan_of
 
 A, B, C = (2048, 2048, 8), (4096, 1024, 8), (512, 2048, 32)  # steps, inner, outer
 
@@ -74,3 +77,57 @@ def test_the_ring_fits_in_shared_memory(shape, inputs, itemsize):
     tile = tile_plan(*shape, (itemsize,) * inputs, backward=False)
     assert tile.stages >= 2
     assert tile.rows * tile.lanes * tile.stages * inputs * itemsize <= SHARED or tile.stages == 2
+
+
+FEW = (65536, 1024, 1)
+LIGHT, HEAVY = Composed(2, special=False, ring=True), Composed(2, special=True, ring=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "items", "fixed", "composed", "tile"),
+    [
+        (FEW, (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=8)),
+        (FEW, (2, 2), Fixed(ring=AT_ONCE), LIGHT, Tile(32, 32, 3, 8, members=8)),
+        (FEW, (4, 4, 4), Fixed(32, ring=AT_ONCE), LIGHT, Tile(32, 32, 3, 4, members=8)),
+        (FEW, (2, 2, 2), Fixed(ring=AT_ONCE), HEAVY, Tile(16, 32, 3, 4, members=8)),
+        ((65536, 256, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=32)),
+        ((2048, 1024, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=8)),
+        ((1030, 1024, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=4)),
+        ((200, 1024, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, None),
+        ((65536, 8192, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, None),  # no two programs for a lane
+        (FEW, (4, 4), Fixed(rest=True, ring=AT_ONCE), LIGHT, None),
+    ],
+)
+def test_rings(shape, items, fixed, composed, tile):
+    assert ring_tile(*shape, items, fixed, composed) == tile
+
+
+@pytest.mark.parametrize("lanes", [256, 288, 1000, 1024, 4095])
+@pytest.mark.parametrize("items", [(2, 2), (4, 4), (2,) * 4, (4,) * 6])
+@pytest.mark.parametrize("rows", [0, 8, 16, 32])
+def test_programs_of_a_ring_are_at_work_at_one_time(lanes, items, rows):
+    tile = ring_tile(65536, lanes, 1, items, Fixed(rows, ring=AT_ONCE), LIGHT)
+    if tile is None:
+        assert -(-lanes // 32) * 2 > AT_ONCE or items == (4,) * 6
+        return
+    assert -(-lanes // 32) * tile.members <= AT_ONCE
+    assert Tile(tile.rows, 32, tile.stages - 1, tile.groups).ring(items) < OF_RING
+    assert OF_PROCESSOR * 32 * tile.groups <= 512
+
+
+def test_few_lanes_are_a_ring_where_programs_can_wait():
+    scan, sizes = scan_of(BY_NAME["RGLRU"]), {"b": 1, "t": 65536, "d": 1024}
+    assert kernel_plan(scan, sizes, said=2).plan.lowering == "ring"
+    assert kernel_plan(scan, sizes).plan.lowering == "split"
+    assert kernel_plan(scan, sizes, said=3).plan.lowering == "split"
+    assert kernel_plan(scan, sizes | {"d": 128}, said=2).plan.lowering == "split"
+    assert kernel_plan(scan, sizes | {"d": 4096}, said=2).plan.lowering == "ordered_tile"
+    assert kernel_plan(scan, sizes | {"t": 512}, said=2).plan.lowering == "ordered_tile"
+
+
+def test_what_was_tuned_for_a_ring_needs_one():
+    scan, sizes = scan_of(BY_NAME["RGLRU"]), {"b": 1, "t": 65536, "d": 1024}
+    best = Choice("ring", 0, Tile(16, 32, 3, 8, members=8))
+    assert kernel_plan(scan, sizes, best=best).plan.lowering == "split"
+    tile = fitting_tile(*FEW, (4, 4), Fixed(ring=64), LIGHT, best.tile)
+    assert tile.members == 2, "as many as the device has room for"
