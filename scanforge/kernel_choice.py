@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -19,17 +20,22 @@ from scanforge.work import at_once
 Tensor = torch.Tensor
 
 
+def like_of(tensors: Sequence[Tensor], bounds: object) -> Tensor | None:
+    """A tensor of a call, which tells where it runs; None where sequences are packed."""
+    return tensors[0] if bounds is None else None
+
+
 def kernel_choice(
-    text: str, sizes: dict[str, int], options: Options, like: Tensor, *, packed: bool,
-    wanted: Wanted | None = None, best: Choice | None = None,
+    text: str, sizes: dict[str, int], options: Options, like: Tensor | None, best: Choice | None = None,
+    wanted: Wanted | None = None,
 ) -> tuple[KernelPlan, Composed | None]:  # fmt: skip
     """The plan of a pass, backward if gradients are `wanted`, and what its groups compose.
 
     Where a tensor `like` the call's lies, programs may be able to wait for each other.
     """
     composed = pipeline.composed(text, wanted)
-    ring = composed and can_ring(options.dtype, like, packed=packed) and over_lanes(text)
-    said = composed.leaves if composed and ring else 0
+    ring = composed and options.dtype == torch.float32 and over_lanes(text)
+    said = composed.leaves if composed and ring and like is not None and at_once(like) else 0
     inside = pipeline.inside_axes(text).axes
     forced = "" if options.lowering == "ring" and not said else options.lowering  # of an adjoint alone
     chosen = kernel_plan(load(text), sizes, forced, inside, best, said=said)
@@ -43,11 +49,6 @@ def over_lanes(text: str) -> bool:
     wanted = {a for a in scan.lanes if not is_batch(a)}
     shown = [o.axes for o in scan.outputs] + [i.axes for i in scan.inputs if i.kind == "float"]
     return all(wanted <= {*axes} for axes in shown if TIME in axes)
-
-
-def can_ring(computed: torch.dtype, like: Tensor, *, packed: bool) -> bool:
-    """Whether programs may be a ring: they tell each other float32, and of one sequence."""
-    return computed == torch.float32 and not packed and at_once(like) > 0
 
 
 def check_ring(name: str, text: str, computed: torch.dtype, like: Tensor, *, packed: bool) -> None:
@@ -69,11 +70,10 @@ def check_ring(name: str, text: str, computed: torch.dtype, like: Tensor, *, pac
 
 
 def is_fresh(
-    text: str, sizes: dict[str, int], options: Options, like: Tensor, *, packed: bool,
-    wanted: Wanted | None = None, best: Choice | None = None,
+    text: str, sizes: dict[str, int], options: Options, like: Tensor | None, best: Choice | None = None,
+    wanted: Wanted | None = None,
 ) -> bool:  # fmt: skip
     """Whether the first kernel may write sums over time, to which no other one adds: time is not cut."""
-    if 0 in sizes.values() or form_of(text, sizes, options, packed=packed):
+    if 0 in sizes.values() or form_of(text, sizes, options, packed=like is None):
         return False
-    chosen, _ = kernel_choice(text, sizes, options, like, packed=packed, wanted=wanted, best=best)
-    return chosen.chunks is None
+    return kernel_choice(text, sizes, options, like, best, wanted)[0].chunks is None

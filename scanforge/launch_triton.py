@@ -15,7 +15,7 @@ import torch
 
 from scanforge import chunked_back, chunked_choice, chunked_run, pipeline, split, tuned
 from scanforge.ir.scan import BATCH, TIME, Scan, is_outer, load
-from scanforge.kernel_choice import is_fresh, kernel_choice
+from scanforge.kernel_choice import is_fresh, kernel_choice, like_of
 from scanforge.launch import LastRun, Options, Result, output_dtypes, ran, sizes_of
 from scanforge.packed_work import packed, packed_rows, shared
 from scanforge.pipeline import Wanted
@@ -46,7 +46,7 @@ def forward(
         tensors = _spread(scan, tensors, pipeline.held_axis(text), options.dtype)
     dims = {o.name: o.dims for o in scan.outputs}
     outputs = dict(zip(dims, result.outputs, strict=True))
-    fresh = is_fresh(text, sizes, options, tensors[0], packed=bounds is not None, best=best)
+    fresh = is_fresh(text, sizes, options, like_of(tensors, bounds), best)
     targets = _targets(dims, outputs, options.dtype, fresh=fresh)
     work = Work(
         scan.lanes,
@@ -127,8 +127,8 @@ def _forward(
     if by_chunks.form:
         ran(LastRun(scan.name, chunked_choice.plan_of(by_chunks)))
         return chunked_run.forward(text, work, sizes, options)
-    inside, packed = pipeline.inside_axes(text), work.bounds is not None
-    chosen, composed = kernel_choice(text, sizes, options, work.first, packed=packed, best=best)
+    inside = pipeline.inside_axes(text)
+    chosen, composed = kernel_choice(text, sizes, options, like_of([work.first], work.bounds), best)
     spacing = keep.spacing if keep else 0
     ran(LastRun(scan.name, chosen.plan))
     held = partial(held_plan, inside, sizes, backward=False, best=chosen.tile)
@@ -213,14 +213,11 @@ def backward(  # noqa: PLR0913 - as the op's
     given = dict(zip(own, _spread(scan, tensors, held, options.dtype), strict=True))
     given |= dict(zip((n for _, n in derived.cotangents), cotangents, strict=True))
     keep = keeping(text, tensors, sizes, options, bounds)
-    places = zip_longest(derived.gradients, into)
-    gradients = {g: _dense(own[i]) if place is None else place for (i, g), place in places}
+    gradients = {g: _dense(own[i]) if x is None else x for (i, g), x in zip_longest(derived.gradients, into)}
     by_gradient = {g: dims[i] for i, g in derived.gradients}
     segments = keep.rows(sizes[TIME]) if keep.refill else 1
     best = None if bounds is not None else tuned.choice(text, BACKWARD, sizes, tensors)
-    fresh = segments == 1 and is_fresh(
-        text, sizes, options, tensors[0], packed=bounds is not None, wanted=wanted, best=best
-    )
+    fresh = segments == 1 and is_fresh(text, sizes, options, like_of(tensors, bounds), best, wanted)
     lanes = frozenset(scan.lanes).difference(pipeline.inside_axes(text).axes if segments > 1 else scan.lanes)
     targets = _targets(by_gradient, gradients, options.dtype, fresh=fresh, lanes=lanes)
     ends = [_dense(x) for x in seeds]
@@ -270,9 +267,8 @@ def _backward(
         ran(LastRun(f"{name}.adjoint", chunked_choice.plan_of(by_chunks)))
         derived = pipeline.kernel_adjoint(text, wanted)
         return chunked_back.backward(text, derived, work, sizes, options)
-    chosen, composed = kernel_choice(
-        text, sizes, options, work.first, packed=work.bounds is not None, wanted=wanted, best=best
-    )
+    like = like_of([work.first], work.bounds)
+    chosen, composed = kernel_choice(text, sizes, options, like, best, wanted)
     ran(LastRun(f"{name}.adjoint", chosen.plan))
     held = partial(held_plan, inside, sizes, backward=True, best=chosen.tile)
     if chosen.chunks is not None:

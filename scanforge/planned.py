@@ -103,7 +103,7 @@ def planned(text: str, sizes: dict[str, int], dtype: torch.dtype) -> Planned:
     options = Options(False, "", computed, "triton")
     by_chunks = choice(text, sizes, options, packed=False)
     with torch.device("meta"):
-        chosen, _ = kernel_choice(text, sizes, options, torch.empty(0), packed=False)
+        chosen, _ = kernel_choice(text, sizes, options, torch.empty(0))
         spacing = keeping(text, inputs_of(scan, sizes, dtype), sizes, options, None).spacing
     outputs = [dtype if o.kind == "float" else torch.int64 for o in scan.outputs]
     derived = full_adjoint(scan)
