@@ -9,7 +9,8 @@ import ctypes
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from math import prod
@@ -24,6 +25,7 @@ from scanforge.tile import Fixed, Tile
 
 LANGUAGE = tl  # which Triton's interpreter looks for beside a kernel
 BUILDER = interpreter.interpreter_builder
+LONGEST = 60  # seconds that the programs of a launch may take
 
 
 class Own(threading.local):
@@ -56,10 +58,7 @@ def _together(run: Callable[..., Any], arguments: dict[str, Any], places: list[A
             run(**arguments)
         except (Exception, SystemExit) as failure:  # noqa: BLE001 - whichever it is, the others must end
             failures.append(failure)
-            for other in threads:
-                if other is not threading.current_thread() and other.ident:
-                    stop = ctypes.py_object(SystemExit)
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(other.ident), stop)
+            _stop(x for x in threads if x is not threading.current_thread())
 
     threads = [threading.Thread(target=one, args=(place,), daemon=True) for place in places]
     before = sys.getswitchinterval()
@@ -67,13 +66,24 @@ def _together(run: Callable[..., Any], arguments: dict[str, Any], places: list[A
     try:
         for x in threads:
             x.start()
+        end = time.monotonic() + LONGEST
         for x in threads:
-            x.join(120)
+            x.join(max(0.0, end - time.monotonic()))
     finally:
         sys.setswitchinterval(before)
-    assert not any(x.is_alive() for x in threads), "programs of a ring wait for ever"
+    waiting = [x for x in threads if x.is_alive()]
+    _stop(waiting)
+    assert not waiting, f"{len(waiting)} of {len(threads)} programs of a ring wait for ever"
     if failures:
         raise failures[0]
+
+
+def _stop(threads: Iterable[threading.Thread]) -> None:
+    """Raise SystemExit in them."""
+    for x in threads:
+        if x.ident is not None:
+            stop, place = ctypes.py_object(SystemExit), ctypes.c_ulong(x.ident)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(place, stop)
 
 
 def allow(patch: pytest.MonkeyPatch, shape: Tile) -> None:
