@@ -180,13 +180,11 @@ class Tiles:
         def spacing_of(_: Any, steps: int) -> int:
             return min(self.spacing, 1 << max(steps, 1).bit_length() - 1)
 
+        ours = [module for name, module in sys.modules.items() if name.startswith("scanforge.")]
         for planner, function in ((tile, tile_plan), (plan, spacing_of)):
             planned = getattr(planner, function.__name__)
-            for name, module in list(sys.modules.items()):
-                if (
-                    name.partition(".")[0] == "scanforge"
-                    and getattr(module, function.__name__, None) is planned
-                ):
+            for module in ours:
+                if getattr(module, function.__name__, None) is planned:
                     patch.setattr(module, function.__name__, function)
         patch.setattr(plan, "CHUNK", self.chunk)
         replay.forget()

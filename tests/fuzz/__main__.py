@@ -54,6 +54,9 @@ def main() -> int:
     gpu = torch.cuda.is_available()
     if not gpu:
         os.environ["TRITON_INTERPRET"] = "1"
+        from tests import quick_interpreter
+
+        quick_interpreter.install()
     with short_tiles():
         text = fuzz(options.count, options.seed, options.every or (1 if gpu else 10))
     print(text or f"{options.count} calls, and none is wrong.")
