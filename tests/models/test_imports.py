@@ -52,7 +52,7 @@ NEW_MODULES = """
 import sys, torch, numpy, safetensors.torch
 before = set(sys.modules)
 import models
-print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}), torch.cuda.is_initialized())
 """
 
 
@@ -64,15 +64,20 @@ def test_req50_every_layer_runs_without_triton(missing: str, tmp_path: Path):
     assert int(run_python(str(program), cwd=tmp_path)) >= 13
 
 
-def test_import_loads_nothing_heavy(tmp_path: Path):
-    new = set(run_python("-c", NEW_MODULES, cwd=tmp_path).split())
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What `import models` imports in a fresh process, then whether CUDA was touched."""
+    return run_python("-c", NEW_MODULES, cwd=tmp_path_factory.mktemp("imported")).split()
+
+
+def test_import_loads_nothing_heavy(imported: list[str]):
+    new = {*imported[:-1]}
     assert {"models", "scanforge"} <= new
     assert not new & {"triton", "transformers", "sympy", "matplotlib", "rich", "typer", "tqdm"}
 
 
-def test_req50_import_makes_no_cuda_call(tmp_path: Path):
-    code = "import models, torch; print(torch.cuda.is_initialized())"
-    assert run_python("-c", code, cwd=tmp_path).strip() == "False"
+def test_req50_import_makes_no_cuda_call(imported: list[str]):
+    assert imported[-1] == "False"
 
 
 def test_every_export_is_there_and_sorted_out():

@@ -16,7 +16,7 @@ NEW_MODULES = """
 import sys, torch
 before = set(sys.modules)
 import scanforge
-print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}), torch.cuda.is_initialized())
 """
 
 BLOCK_TRITON = """
@@ -44,15 +44,19 @@ sys.modules["triton"] = None
 """
 
 
-def test_import_loads_nothing_heavy(tmp_path: Path):
-    new = run_python("-c", NEW_MODULES, cwd=tmp_path).split()
-    assert "scanforge" in new
-    assert not set(new) & set(LAZY)
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What `import scanforge` imports in a fresh process, then whether CUDA was touched."""
+    return run_python("-c", NEW_MODULES, cwd=tmp_path_factory.mktemp("imported")).split()
 
 
-def test_import_makes_no_cuda_call(tmp_path: Path):
-    code = "import scanforge, torch; print(torch.cuda.is_initialized())"
-    assert run_python("-c", code, cwd=tmp_path).strip() == "False"
+def test_import_loads_nothing_heavy(imported: list[str]):
+    assert "scanforge" in imported
+    assert not {*imported} & {*LAZY}
+
+
+def test_import_makes_no_cuda_call(imported: list[str]):
+    assert imported[-1] == "False"
 
 
 def test_no_call_imports_the_compiler(tmp_path: Path):

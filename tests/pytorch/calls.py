@@ -103,6 +103,13 @@ def weighed(outputs: Tensors) -> Tensor:
     return sum(((k + 1) * x.cos()).sum() for k, x in enumerate(outputs))
 
 
-def gradients(function: Callable[..., Tensors], floats: Tensors) -> Tensors:
+def with_gradients(function: Callable[..., Tensors], floats: Tensors) -> Tensors:
+    """Outputs and gradients of one run."""
     wanted = [x.detach().clone().requires_grad_() for x in floats]
-    return torch.autograd.grad(weighed(function(*wanted)), wanted, materialize_grads=True, allow_unused=True)
+    outputs = function(*wanted)
+    found = torch.autograd.grad(weighed(outputs), wanted, materialize_grads=True, allow_unused=True)
+    return *(x.detach() for x in outputs), *found
+
+
+def gradients(function: Callable[..., Tensors], floats: Tensors) -> Tensors:
+    return with_gradients(function, floats)[-len(floats) :]

@@ -15,7 +15,7 @@ import scanforge as sf
 from models.minmax.convolutions import Previous
 from scanforge import operators, selfcheck
 from tests.catalogue import generator
-from tests.pytorch.calls import F64, Called, Tensors, gradients, many, one, weighed
+from tests.pytorch.calls import F64, Called, Tensors, many, one, weighed, with_gradients
 from tests.pytorch.test_opcheck import examined
 from tests.tolerances import assert_close
 
@@ -86,8 +86,7 @@ def test_req43_opcheck(call: Called):
 @some_at_first
 def test_req43_compiled_is_eager(call: Called):
     compiled = torch.compile(call.scan, backend="aot_eager", fullgraph=True, dynamic=True)
-    got = *compiled(*call.floats), *gradients(compiled, call.floats)
-    want = *call.scan(*call.floats), *gradients(call.scan, call.floats)
+    got, want = (with_gradients(f, call.floats) for f in (compiled, call.scan))
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
