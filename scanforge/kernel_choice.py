@@ -34,7 +34,7 @@ def kernel_choice(
     Where a tensor `like` the call's lies, programs may be able to wait for each other.
     """
     composed = pipeline.composed(text, wanted)
-    ring = composed and options.dtype == torch.float32 and over_lanes(text)
+    ring = composed and options.dtype == torch.float32 and _over_lanes(text)
     said = composed.leaves if composed and ring and like is not None and at_once(like) else 0
     inside = pipeline.inside_axes(text).axes
     forced = "" if options.lowering == "ring" and not said else options.lowering  # of an adjoint alone
@@ -42,8 +42,13 @@ def kernel_choice(
     return chosen, composed and Composed(composed.leaves, composed.special, chosen.plan.lowering == "ring")
 
 
+def can_ring(text: str) -> bool:
+    """Whether a recurrence may run as a ring, where programs can wait for each other."""
+    return pipeline.composed(text) is not None and _over_lanes(text)
+
+
 @cache
-def over_lanes(text: str) -> bool:
+def _over_lanes(text: str) -> bool:
     """Whether outputs over time, and gradients, have all lanes: sums over some are added up in one warp."""
     scan = load(text)
     wanted = {a for a in scan.lanes if not is_batch(a)}
@@ -57,7 +62,7 @@ def check_ring(name: str, text: str, computed: torch.dtype, like: Tensor, *, pac
         reason = "sequences are packed, and each would have programs of its own"
     elif computed != torch.float32:
         reason = f"its programs tell each other numbers of float32, and these are {dtypes.name(computed)}"
-    elif not pipeline.composed(text) or not over_lanes(text):
+    elif not can_ring(text):
         reason = "its programs compose floats lane by lane, and a step has others, or sums over an axis"
     elif not at_once(like):
         reason = f"its programs wait for each other on an NVIDIA GPU, and the tensors are on {like.device}"

@@ -20,13 +20,16 @@ from scanforge import operators
 from scanforge.chunked_choice import why_not
 from scanforge.chunked_form import matrix_form
 from scanforge.example import Example, example, fields_of
+from scanforge.kernel_choice import can_ring
 from scanforge.prepared import prepare
 from scanforge.recurrence import Recurrence
 from scanforge.truth import Declared, as_given, lost
+from scanforge.work import at_once
 
 Tensor = torch.Tensor
 SMALL = {"b": 2, "t": 5, "d": 3, "n": 2, "h": 2, "k": 3, "v": 2, "g": 2}
 MANY = {"b": 2, "t": 131, "d": 70, "n": 12, "h": 2, "k": 16, "v": 18, "g": 2}  # several tiles and chunks
+ROUNDS = MANY | {"t": 1061}  # two rounds of a ring, and what is left
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 
 # Of values and of gradients, relative: a few hundred roundings of fp64, and of fp32; bf16 is rounded to once,
@@ -56,6 +59,7 @@ FORMS = {
         Form("split", F32, MANY, True),
         Form(None, BF16, SMALL),
         Form("chunked", F32, MANY),
+        Form("ring", F32, ROUNDS),
     ),
     "interpreter": (Form("ordered_tile", F32, SMALL), Form("split", F32, SMALL, True)),
 }
@@ -101,7 +105,9 @@ def run(declared: Sequence[Declared], backend: str, device: torch.device) -> tup
     from rich.progress import Progress
 
     kind = "interpreter" if backend == "triton" and device.type == "cpu" else backend
-    pairs = [(one, form) for one in declared for form in FORMS[kind] if applies(one, form)]
+    waits = at_once(torch.empty(0, device=device)) > 0
+    forms = [form for form in FORMS[kind] if form.lowering != "ring" or waits]
+    pairs = [(one, form) for one in declared for form in forms if applies(one, form)]
     with Progress(console=Console(stderr=True), transient=True) as bar:
         rows = tuple(
             _checked(one, form, backend, device) for one, form in bar.track(pairs, description="checking")
@@ -111,10 +117,13 @@ def run(declared: Sequence[Declared], backend: str, device: torch.device) -> tup
 
 
 def applies(declared: Declared, form: Form) -> bool:
-    """Whether a recurrence has this form: products over chunks are of some only."""
-    if form.lowering != "chunked":
+    """Whether a recurrence has this form: rings and products over chunks are of some only."""
+    if form.lowering not in {"chunked", "ring"}:
         return True
-    found = matrix_form(example(declared, None, {}, form.sizes).traced.text)
+    text = example(declared, None, {}, form.sizes).traced.text
+    if form.lowering == "ring":
+        return can_ring(text)
+    found = matrix_form(text)
     return not isinstance(found, str) and not why_not(found, packed=False)
 
 

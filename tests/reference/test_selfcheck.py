@@ -59,10 +59,15 @@ def test_everything_that_ships_is_checked():
     assert len(names) == len(set(names)), [d for d in found if names.count(d.__name__) > 1]
 
 
-def test_products_over_chunks_are_checked_where_they_apply():
-    chunked = selfcheck.FORMS["triton"][-1]
-    names = [d.__name__ for d in selfcheck.shipped() if selfcheck.applies(d, chunked)]
-    assert names == ["FreeKeys", "TiedKeys", "ValueDecay"]
+def test_lowerings_are_checked_where_they_apply():
+    by_lowering = {form.lowering: form for form in selfcheck.FORMS["triton"]}
+    chunked, ring = (
+        [d.__name__ for d in selfcheck.shipped() if selfcheck.applies(d, by_lowering[lowering])]
+        for lowering in ("chunked", "ring")
+    )
+    assert chunked == ["FreeKeys", "TiedKeys", "ValueDecay"]
+    assert {"Affine", "MinMax", "MaxPlus", "RGLRUScan"} <= {*ring}
+    assert not {"RunningMax", "LastFlagged", "FreeKeys", "Euler"} & {*ring}
 
 
 def test_what_ships_is_right(capsys):
