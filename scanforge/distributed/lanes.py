@@ -13,8 +13,8 @@ import torch
 from scanforge import chunked_choice, pipeline
 from scanforge.distributed.forms import Cut, Load
 from scanforge.ir.scan import TIME, is_batch, load
+from scanforge.kernel_choice import kernel_choice
 from scanforge.launch import Options, output_dtypes
-from scanforge.plan import kernel_plan
 from scanforge.prepared import Prepared
 from scanforge.shipped import FILLING, LINE
 
@@ -126,9 +126,9 @@ def _by_chunks(asked: Asked, sizes: dict[str, int]) -> bool:
 
 def _cuts_time(asked: Asked, sizes: dict[str, int]) -> bool:
     """Whether kernels read the inputs twice: time is cut into chunks, whose elements come first."""
-    inside = pipeline.inside_axes(asked.text).axes
-    plan = kernel_plan(load(asked.text), sizes, asked.options.lowering, inside).plan
-    return plan.lowering == "split" and not asked.sequences
+    like = None if asked.sequences else torch.empty(0, device="meta")  # as on a GPU
+    chosen, _ = kernel_choice(asked.text, sizes, asked.options, like)
+    return chosen.plan.lowering == "split" and not asked.sequences
 
 
 def _is_idle(asked: Asked, sizes: dict[str, int]) -> bool:

@@ -78,3 +78,21 @@ def test_in_a_cuda_graph():
             torch.cuda.synchronize()
             want = sf.scan(case.operator, **given, initial_state=h0, lowering="ordered_tile")
             assert torch.allclose(y, want, rtol=1e-4, atol=1e-4)
+
+
+SIDES = {
+    (1, 2048, 255): "split",
+    (1, 2048, 256): "ring",
+    (1, 2048, 4095): "ring",
+    (1, 2048, 4096): "ordered_tile",
+    (1, 1023, 512): "ordered_tile",
+    (1, 1024, 512): "ring",
+}
+
+
+@pytest.mark.parametrize("size", SIDES, ids=str)
+def test_req32_both_sides_of_each_switch(size):
+    case = BY_NAME["MinMax"]
+    leaves, initial = draw(case, size, F32)
+    check(case, leaves, initial, everything(case), place=on_gpu)
+    assert sf.last_run().plan.lowering == SIDES[size]
