@@ -27,7 +27,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 import scanforge as sf
-from scanforge import api
+from scanforge import api, kernel_choice, work
+from scanforge.shipped import AT_ONCE
 from tests.catalogue import Case, draw
 from tests.reference.compare import many
 
@@ -72,7 +73,7 @@ class Resources:
 
 @contextmanager
 def noting() -> Iterator[list[Launch]]:
-    """Launches on CPU tensors are noted instead of made."""
+    """Launches on CPU tensors are noted instead of made, as on a GPU whose programs can be a ring."""
     noted: list[Launch] = []
 
     def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -84,6 +85,8 @@ def noting() -> Iterator[list[Launch]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", note)
         patch.setattr(api, "choose", lambda *_: "triton")
+        for module in (work, kernel_choice):
+            patch.setattr(module, "at_once", lambda _: AT_ONCE)
         yield noted
 
 

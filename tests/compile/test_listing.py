@@ -24,6 +24,7 @@ SIZES = [
     {"b": 8, "t": 2048, "d": 2048},
     {"b": 8, "t": 512, "d": 64},
     {"b": 1, "t": 32768, "d": 64},  # split
+    {"b": 1, "t": 8000, "d": 512},  # a ring, and a rest
     {"b": 1, "t": 100, "d": 32},  # groups of threads, and a rest
 ]
 OPERATORS = {"Affine", "ComplexAffine", "LastFlagged"}

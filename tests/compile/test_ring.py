@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scanforge import kernel_choice, work
-from scanforge.shipped import AT_ONCE, OF_PROCESSOR, REGISTERS
+from scanforge.shipped import OF_PROCESSOR, REGISTERS
 from tests.catalogue import BY_NAME
 from tests.compile import ahead
 from tests.compile.test_kernels import TARGETS
@@ -24,16 +23,6 @@ CASES = [
     for way in ("forward", "backward")
     for target, quick in (("sm_90", True), ("sm_80", False), ("sm_100", False))
 ]
-
-
-@pytest.fixture(autouse=True)
-def on_a_gpu(monkeypatch):
-    """Launches are noted on CPU tensors, as of an H200."""
-    ahead._launches.cache_clear()
-    for module in (work, kernel_choice):
-        monkeypatch.setattr(module, "at_once", lambda _: AT_ONCE)
-    yield
-    ahead._launches.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "dtype", "way", "target"), CASES, ids=str)
