@@ -135,8 +135,8 @@ def ring_tile(
     half the threads.
     """
     light = not (fixed.rows or composed.special or len(itemsizes) > 2)
-    groups = 8 if light else 4
     rows = fixed.rows or max(fixed.least, 2 * GROUP_ROWS if light and max(itemsizes) <= 2 else GROUP_ROWS)
+    groups = 8 if light and rows <= 2 * GROUP_ROWS else 4
     room = OF_RING - EXCHANGED * 32 * groups
     stages = min(3, 1 + room // Tile(rows, 32, 1, groups).ring(itemsizes))
     programs = -(-inner // 32) * outer

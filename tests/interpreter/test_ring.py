@@ -23,8 +23,10 @@ from tests.recurrence_kernels import check as check_recurrence
 from tests.recurrences import BY_NAME as RECURRENCES
 from tests.recurrences import ENTRIES
 from tests.recurrences import draw as draw_recurrence
+from tests.reference.compare import many
 from tests.rings import allow
 from tests.symbolic.programs import scan_of
+from tests.tolerances import assert_close
 
 pytestmark = [
     pytest.mark.interpreter,
@@ -124,3 +126,22 @@ def test_an_adjoint_that_cannot_is_planned_otherwise(monkeypatch):
     tensors, initial = draw_recurrence(entry, F32, t=37)
     check_recurrence(entry, tensors, initial, quantities=("forward", "gradient"), lowering="ring")
     assert sf.last_run().plan.lowering == "ordered_tile"
+
+
+@both_ways
+@pytest.mark.parametrize("name", ["Affine", "Matrix2x2"])
+def test_contiguous_time(name, reverse, seen, monkeypatch):
+    """Rows of outputs are stored together, each group its own."""
+    forced(monkeypatch, Tile(16, 32, 2, 2, members=2))
+    case = BY_NAME[name]
+    leaves, initial = draw(case, (1, 133, 5), F32)
+    got, want = (
+        sf.scan(
+            case.operator, **{n: x.transpose(1, 2).contiguous() for n, x in leaves.items()}, dim=2,
+            initial_state=initial if len(initial) > 1 else initial[0], reverse=reverse, **options,
+        )
+        for options in ({"backend": "triton", "lowering": "ring"}, {"backend": "reference"})
+    )  # fmt: skip
+    for x, y in zip(many(got), many(want), strict=True):
+        assert_close(x, y.double(), "forward", name)
+    assert (seen[2], seen[1]) == (1, 1), seen
