@@ -134,9 +134,9 @@ def ring_tile(
     What they wait for is each other, so that rows in registers count. A step that takes many of these has
     half the threads.
     """
-    light = not (fixed.rows or composed.special or len(itemsizes) > 2)
-    rows = fixed.rows or max(fixed.least, 2 * GROUP_ROWS if light and max(itemsizes) <= 2 else GROUP_ROWS)
-    groups = 8 if light and rows <= 2 * GROUP_ROWS else 4
+    light = len(itemsizes) <= 2 and max(itemsizes) <= 2 and not composed.special
+    rows = fixed.rows or max(fixed.least, 2 * GROUP_ROWS if light else GROUP_ROWS)
+    groups = 4 if fixed.rows or rows * len(itemsizes) > 64 else 8
     room = OF_RING - EXCHANGED * 32 * groups
     stages = min(3, 1 + room // Tile(rows, 32, 1, groups).ring(itemsizes))
     programs = -(-inner // 32) * outer

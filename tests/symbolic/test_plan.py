@@ -89,7 +89,7 @@ LIGHT, HEAVY = Composed(2, special=False, ring=True), Composed(2, special=True, 
         (FEW, (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=8)),
         (FEW, (2, 2), Fixed(ring=AT_ONCE), LIGHT, Tile(32, 32, 3, 8, members=8)),
         (FEW, (4, 4, 4), Fixed(32, ring=AT_ONCE), LIGHT, Tile(32, 32, 3, 4, members=8)),
-        (FEW, (2, 2, 2), Fixed(ring=AT_ONCE), HEAVY, Tile(16, 32, 3, 4, members=8)),
+        (FEW, (2, 2, 2), Fixed(ring=AT_ONCE), HEAVY, Tile(16, 32, 3, 8, members=8)),
         (FEW, (2, 2), Fixed(least=64, ring=AT_ONCE), LIGHT, Tile(64, 32, 3, 4, members=8)),  # contiguous time
         ((65536, 256, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=32)),
         ((2048, 1024, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=8)),
