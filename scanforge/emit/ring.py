@@ -80,10 +80,10 @@ class Ring(Groups):
 
     def total(self, groups: list[int]) -> list[str]:
         """The composition of all groups."""
-        lines = [f"total_{x} = {of_group(x, groups[0])}" for x in self.leaves]
-        results = ", ".join(f"total_{n}" for n, _ in self.combine.outputs)
+        lines = [f"whole_{x} = {of_group(x, groups[0])}" for x in self.leaves]
+        results = ", ".join(f"whole_{n}" for n, _ in self.combine.outputs)
         for k in groups[1:]:
-            given = {f"earlier_{x}": f"total_{x}" for x in self.leaves}
+            given = {f"earlier_{x}": f"whole_{x}" for x in self.leaves}
             given |= {f"later_{x}": of_group(x, k) for x in self.leaves}
             lines.append(f"{results} = combined({', '.join(given[v.name] for v in self.combine.inputs)})")
         return lines
@@ -97,7 +97,7 @@ class Ring(Groups):
         ]
         for i, x in enumerate(self.leaves):
             at = f"round_words + (member * {n} + {i}) * {self.lanes}"
-            value = f"tl.broadcast_to(total_{x}, [BD])"
+            value = f"tl.broadcast_to(whole_{x}, [BD])"
             lines.append(f"say({at}, {value}, turn, group == 0)  # lanes beyond the last too")
         heard, pointers = [], []
         for i in range(self.each):

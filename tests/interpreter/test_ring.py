@@ -145,3 +145,27 @@ def test_contiguous_time(name, reverse, seen, monkeypatch):
     for x, y in zip(many(got), many(want), strict=True):
         assert_close(x, y.double(), "forward", name)
     assert (seen[2], seen[1]) == (1, 1), seen
+
+
+def test_an_output_may_be_called_as_an_element_is(monkeypatch):
+    """Its sum over time is not the composition of a round."""
+
+    class Energy(sf.Recurrence):
+        x = sf.Input("b t d")
+        w = sf.Input("d")
+        h = sf.State("b d")
+        a = sf.Output("b d")
+        b = sf.Output("b t d")
+
+        def element(self):
+            return sf.Affine(a=sf.sigmoid(self.w), b=self.x)
+
+        def readout(self):
+            return self.h * self.h, self.h
+
+    forced(monkeypatch, SHAPES[0])
+    x, w = torch.randn(2, 37, 5), torch.randn(5)
+    got = sf.scan(Energy, x=x, w=w, backend="triton", lowering="ring")
+    want = sf.scan(Energy, x=x.double(), w=w.double(), backend="reference")
+    for y, z in zip(got, want, strict=True):
+        assert_close(y, z, "gradient", "Energy")
