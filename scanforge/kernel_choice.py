@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 
 import torch
 
@@ -14,6 +15,7 @@ from scanforge.ir.scan import TIME, is_batch, load
 from scanforge.launch import Options
 from scanforge.pipeline import Wanted
 from scanforge.plan import Choice, KernelPlan, kernel_plan
+from scanforge.shipped import OF_RING
 from scanforge.tile import Composed
 from scanforge.work import at_once
 
@@ -31,11 +33,14 @@ def kernel_choice(
 ) -> tuple[KernelPlan, Composed | None]:  # fmt: skip
     """The plan of a pass, backward if gradients are `wanted`, and what its groups compose.
 
-    Where a tensor `like` the call's lies, programs may be able to wait for each other.
+    Where a tensor `like` the call's lies, programs may be able to wait for each other: by plan they share
+    lanes where there is room for two of each.
     """
     composed = pipeline.composed(text, wanted)
-    ring = composed and options.dtype == torch.float32 and _over_lanes(text)
-    said = composed.leaves if composed and ring and like is not None and at_once(like) else 0
+    ring = options.dtype == torch.float32 and _over_lanes(text)
+    room = at_once(like) if composed and ring and like is not None else 0
+    enough = room >= (1 if options.lowering else 2 * _programs(text, sizes))
+    said = composed.leaves if composed and enough else 0
     inside = pipeline.inside_axes(text).axes
     forced = "" if options.lowering == "ring" and not said else options.lowering  # of an adjoint alone
     chosen = kernel_plan(load(text), sizes, forced, inside, best, said=said)
@@ -56,6 +61,14 @@ def _over_lanes(text: str) -> bool:
     return all(wanted <= {*axes} for axes in shown if TIME in axes)
 
 
+def _programs(text: str, sizes: dict[str, int]) -> int:
+    """How many programs have all lanes, of contiguous tensors: a block of 32 lanes lies in one batch."""
+    lanes = load(text).lanes
+    batches = prod(sizes[a] for a in lanes if is_batch(a))
+    others = prod(sizes[a] for a in lanes if not is_batch(a))
+    return batches * -(-others // 32) if others > 1 else -(-batches // 32)
+
+
 def check_ring(name: str, text: str, computed: torch.dtype, like: Tensor, *, packed: bool) -> None:
     """Raise ArgumentError where lowering="ring" is asked for and does not apply."""
     if packed:
@@ -63,9 +76,13 @@ def check_ring(name: str, text: str, computed: torch.dtype, like: Tensor, *, pac
     elif computed != torch.float32:
         reason = f"its programs tell each other numbers of float32, and these are {dtypes.name(computed)}"
     elif not can_ring(text):
-        reason = "its programs compose floats lane by lane, and a step has others, or sums over an axis"
+        reason = (
+            "its programs compose floats lane by lane, and a step has others, as resets are, or sums over "
+            "an axis"
+        )
     elif not at_once(like):
-        reason = f"its programs wait for each other on an NVIDIA GPU, and the tensors are on {like.device}"
+        room = f"an NVIDIA GPU with {OF_RING} bytes of shared memory a processor"
+        reason = f"its programs wait for each other on {room}, and the tensors are on {like.device}"
     else:
         return
     raise ArgumentError(

@@ -104,6 +104,13 @@ def memoryless() -> Where:
     return FakeTensorMode(), "cuda"
 
 
+def like() -> Tensor:
+    """An empty tensor that lies where those without memory do."""
+    mode, device = memoryless()
+    with mode:
+        return torch.empty(0, device=device)
+
+
 def _listed(
     run: Callable[..., Any], text: str, sizes: dict[str, int], dtype: torch.dtype, options: Options,
     where: Where,

@@ -172,11 +172,15 @@ def _tuned(
 def _tile(
     text: str, sizes: dict[str, int], chunks: Chunks | None, way: str, launched: Sequence[Launched]
 ) -> Tile | Held | None:
-    """The tile of the kernel that walks over time, not of those that compose and carry chunks."""
+    """The tile of the kernel that walks over time, not of those that compose and carry chunks.
+
+    Where several do, the most threads share the lanes of what has most steps: the others walk what is left.
+    """
     down, name = way == "backward", load(text).name
     held = held_plan(inside_axes(text), sizes, _steps(sizes, chunks), backward=down)
     own = f"{name}.adjoint" if down else name
-    tile = next((x.tile for x in launched if x.tile and x.name == own), None)
+    tiles = [x.tile for x in launched if x.tile and x.name == own]
+    tile = max(tiles, key=lambda t: t.groups * t.members, default=None)
     return held if tile and held.axes else tile
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from scanforge import chunked_choice, dtypes, listing
+from scanforge import chunked_choice, dtypes, kernel_choice, listing
 from scanforge.adjoint import full_adjoint
 from scanforge.backend import LOWERINGS, lowering_of
 from scanforge.declare import Operator
@@ -126,6 +126,8 @@ def source(
         text = found.traced.text
         if form == "chunked":
             chunked_choice.check(name, text, packed=False)
+        if form == "ring":
+            kernel_choice.check_ring(name, text, dtypes.computed([typed]), listing.like(), packed=False)
         return listing.source(text, which, found.sizes, typed, form)
     scan = found.traced.scan
     return module(full_adjoint(scan).scan if which == "backward" else scan, form or "loop")

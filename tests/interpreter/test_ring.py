@@ -99,7 +99,7 @@ def test_operands_of_combine_in_the_other_order_are_noticed(monkeypatch):
 
 
 WRONG = {
-    "on a CPU": (sf.Affine, F32, {}, "on an NVIDIA GPU, and the tensors are on cpu"),
+    "on a CPU": (sf.Affine, F32, {}, "of shared memory a processor, and the tensors are on cpu"),
     "float64": (sf.Affine, torch.float64, {}, "numbers of float32, and these are float64"),
     "packed": (sf.Affine, F32, {"cu_seqlens": torch.tensor([0, 3, 8])}, "sequences are packed"),
     "flags": (sf.operators.LastFlagged, F32, {}, "compose floats lane by lane"),

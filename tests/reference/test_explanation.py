@@ -32,6 +32,7 @@ from tests.recurrences import ENTRIES
 
 DECLARED = [*(case.operator for case in CASES), *(entry.recurrence for entry in ENTRIES)]
 every_one = pytest.mark.parametrize("declared", DECLARED, ids=lambda x: x.__name__)
+F32 = torch.float32
 VOID = {"meta", "br", "link", "img"}
 
 
@@ -374,3 +375,26 @@ class TestTiming:
         found = example(sf.Affine, None, {}, SMALL)
         with pytest.raises(sf.BackendError, match=r"Affine: values are .* apart from the reference's"):
             timing.measured(sf.Affine, found, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lowering"),
+    [
+        ({"b": 1, "d": 1024}, "ring"),
+        ({"b": 128, "d": 8}, "ring"),
+        ({"b": 300, "d": 1}, "ring"),  # whose lanes lie side by side
+        ({"b": 200, "d": 8}, "split"),
+    ],
+    ids=str,
+)
+def test_a_ring_needs_room_for_two_programs_of_each_block(sizes, lowering):
+    """Blocks of lanes lie in one batch: many batches of few lanes leave no room, and their time is split."""
+    p = planned(example(sf.Affine, None, sizes | {"t": 4096}, USUAL).traced.text, sizes | {"t": 4096}, F32)
+    assert p.kernel.lowering == lowering
+    assert (p.forward.members > 1) == (p.backward.members > 1) == (lowering == "ring")
+
+
+def test_the_tile_of_most_steps_is_told():
+    """A backward pass begins with the rows that fill no round: their tile is another one."""
+    text = str(sf.explain(sf.Affine, b=1, t=1100, d=1024))
+    assert re.search(r"backward R=32 BD=32 NS=3 G=4 S=4;", text), text

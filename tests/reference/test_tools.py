@@ -225,6 +225,14 @@ class TestSource:
         with pytest.raises(sf.ArgumentError, match="write"):
             sf.source(sf.operators.Affine, which, **options)
 
+    @pytest.mark.parametrize("which", ["forward", "backward"])
+    @pytest.mark.parametrize(("name", "dtype"), [("Affine", "fp64"), ("LastFlagged", "fp32")])
+    def test_a_ring_that_no_call_has(self, which, name, dtype):
+        """It is refused as by `sf.scan`, not shown as another lowering."""
+        operator = getattr(sf.operators, name)
+        with pytest.raises(sf.ArgumentError, match="lowering='ring' does not apply"):
+            sf.source(operator, which, backend="triton", lowering="ring", dtype=dtype)
+
     def test_python_keywords_and_torch_as_names(self):
         """A field may bear the name of what the generated module uses."""
 
