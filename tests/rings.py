@@ -25,6 +25,7 @@ from scanforge.tile import Fixed, Tile
 
 LANGUAGE = tl  # which Triton's interpreter looks for beside a kernel
 BUILDER = interpreter.interpreter_builder
+ONE_TREE = threading.Lock()  # Python's parser counts how deep it is for all threads together
 LONGEST = 60  # seconds that the programs of a launch may take
 
 
@@ -104,6 +105,13 @@ def allow(patch: pytest.MonkeyPatch, shape: Tile) -> None:
     def init(self: Any, function: Any, names: list[str], *rest: Any, **others: Any) -> None:
         begin(self, in_threads(function) if "ptr_words" in names else function, names, *rest, **others)
 
+    rewrite = interpreter.InterpretedFunction.rewrite
+
+    def alone(self: Any) -> Any:
+        with ONE_TREE:
+            return rewrite(self)
+
+    patch.setattr(interpreter.InterpretedFunction, "rewrite", alone)
     patch.setattr(interpreter.GridExecutor, "__init__", init)
     patch.setattr(tile, "ring_tile", shaped)
     for module in (work, kernel_choice):
