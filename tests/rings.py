@@ -25,7 +25,7 @@ from scanforge.tile import Fixed, Tile
 
 LANGUAGE = tl  # which Triton's interpreter looks for beside a kernel
 BUILDER = interpreter.interpreter_builder
-ONE_TREE = threading.Lock()  # Python's parser counts how deep it is for all threads together
+ALONE = threading.RLock()
 LONGEST = 60  # seconds that the programs of a launch may take
 
 
@@ -87,6 +87,20 @@ def _stop(threads: Iterable[threading.Thread]) -> None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(place, stop)
 
 
+def _alone(run: Callable[..., Any]) -> Callable[..., Any]:
+    """For one thread at a time: what Triton's interpreter does to a function, and to its language, at a call.
+
+    Python's parser counts how deep it is for all threads together, and a language half patched is none.
+    """
+
+    @wraps(run)
+    def call(*values: Any) -> Any:
+        with ALONE:
+            return run(*values)
+
+    return call
+
+
 def allow(patch: pytest.MonkeyPatch, shape: Tile) -> None:
     """Let calls on the CPU have rings, and give those this shape, but for a backward kernel's R."""
 
@@ -105,13 +119,8 @@ def allow(patch: pytest.MonkeyPatch, shape: Tile) -> None:
     def init(self: Any, function: Any, names: list[str], *rest: Any, **others: Any) -> None:
         begin(self, in_threads(function) if "ptr_words" in names else function, names, *rest, **others)
 
-    rewrite = interpreter.InterpretedFunction.rewrite
-
-    def alone(self: Any) -> Any:
-        with ONE_TREE:
-            return rewrite(self)
-
-    patch.setattr(interpreter.InterpretedFunction, "rewrite", alone)
+    for place, name in ((interpreter.InterpretedFunction, "rewrite"), (interpreter, "_patch_lang")):
+        patch.setattr(place, name, _alone(getattr(place, name)))
     patch.setattr(interpreter.GridExecutor, "__init__", init)
     patch.setattr(tile, "ring_tile", shaped)
     for module in (work, kernel_choice):
