@@ -73,7 +73,7 @@ def _apart(scan: Scan, way: str, p: Planned, first: Choice) -> Iterator[Choice]:
         groups = _groups(scan, way) if lowering == "ordered_tile" else [(1, False)]
         for r, bd, ns, (g, relay) in product(rows, LANES, STAGES, groups):
             tile = Tile(r, bd, ns, g, relay)
-            fits = tile.ring(items) <= SHARED and bd * g <= MOST_THREADS and r * len(items) <= MOST_VALUES
+            fits = tile.staged(items) <= SHARED and bd * g <= MOST_THREADS and r * len(items) <= MOST_VALUES
             few = (bd > 32 and bd >= 2 * lanes) or r * g > (chunk or steps)
             if fits and not few:
                 yield Choice(lowering, chunk, tile)

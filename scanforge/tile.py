@@ -48,7 +48,7 @@ class Tile:
         more += f" S={self.members}" * (self.members > 1)
         return f"R={self.rows} BD={self.lanes} NS={self.stages}{more}"
 
-    def ring(self, itemsizes: tuple[int, ...]) -> int:
+    def staged(self, itemsizes: tuple[int, ...]) -> int:
         """The bytes of shared memory that tiles of such inputs take, all stages together."""
         return self.rows * self.groups * self.lanes * self.stages * sum(itemsizes)
 
@@ -97,14 +97,14 @@ def tile_plan(
 class Fixed:
     """What a launch leaves no choice of: a backward kernel's R, or how many rows a forward tile has at least.
 
-    `rest` if the steps are what other launches left, whose number must not matter. In a `ring` so many
-    programs are at work at one time.
+    `rest` if the steps are what other launches left, whose number must not matter. For a ring, so
+    many programs are at work `at_once`.
     """
 
     rows: int = 0
     least: int = 0
     rest: bool = False
-    ring: int = 0
+    at_once: int = 0
 
 
 def fitting_tile(
@@ -113,10 +113,10 @@ def fitting_tile(
 ) -> Tile:  # fmt: skip
     """The tile for a launch, of whole spacings of what is kept: the `best` one that was found, if it fits."""
     down = fixed.rows > 0
-    tuned = best and not fixed.ring and _fitted(best, steps, itemsizes, fixed, composed)
+    tuned = best and not fixed.at_once and _fitted(best, steps, itemsizes, fixed, composed)
     if tuned:
         return tuned
-    ring = ring_tile(steps, inner, outer, itemsizes, fixed, composed) if fixed.ring and composed else None
+    ring = ring_tile(steps, inner, outer, itemsizes, fixed, composed) if fixed.at_once and composed else None
     if ring:
         return ring
     choose = partial(tile_plan, steps, inner, outer, itemsizes, backward=down, composed=composed)
@@ -138,9 +138,9 @@ def ring_tile(
     rows = fixed.rows or max(fixed.least, 2 * GROUP_ROWS if light else GROUP_ROWS)
     groups = 4 if fixed.rows or rows * len(itemsizes) > 64 else 8
     room = OF_RING - EXCHANGED * 32 * groups
-    stages = min(3, 1 + room // Tile(rows, 32, 1, groups).ring(itemsizes))
+    stages = min(3, 1 + room // Tile(rows, 32, 1, groups).staged(itemsizes))
     programs = -(-inner // 32) * outer
-    members, most = 1, min(fixed.ring // programs, MOST_MEMBERS, steps // (2 * rows * groups))
+    members, most = 1, min(fixed.at_once // programs, MOST_MEMBERS, steps // (2 * rows * groups))
     while 2 * members <= most:
         members *= 2
     if fixed.rest or stages < 2 or members < 2:
@@ -155,7 +155,7 @@ def _fitted(
     rows = fixed.rows or max(at_most(steps, best.rows), fixed.least)
     groups = best.groups if composed and best.groups * rows <= steps else 1
     one = Tile(rows, best.lanes, 1, groups, best.relay and groups > 1)
-    stages = min(best.stages, SHARED // one.ring(itemsizes))
+    stages = min(best.stages, SHARED // one.staged(itemsizes))
     return None if fixed.rest or stages < 2 else replace(one, stages=stages)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 import scanforge as sf
-from scanforge import plan, replay, tile
+from scanforge import plan, replay, tile, work
 from scanforge.tile import Composed, Tile
 from tests.catalogue import CASES, Case
 from tests.reference.compare import (
@@ -188,3 +189,16 @@ class Tiles:
                     patch.setattr(module, function.__name__, function)
         patch.setattr(plan, "CHUNK", self.chunk)
         replay.forget()
+
+
+def launches_by(patch: pytest.MonkeyPatch, count: Callable[[Tile], int]) -> Counter[int]:
+    """How many launches there are of each number that their tiles have."""
+    found: Counter[int] = Counter()
+    call = work.call
+
+    def noted(function: Any, kernel: Any, placed: Any, tile: Tile, *rest: Any) -> None:
+        found[count(tile)] += 1
+        call(function, kernel, placed, tile, *rest)
+
+    patch.setattr(work, "call", noted)
+    return found

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import scanforge as sf
-from scanforge import work
 from scanforge.ir.scan import BATCH, TIME, dump
 from scanforge.pipeline import composed
 from tests.catalogue import BY_NAME, CASES, draw
-from tests.kernels import Tiles, both_ways, check, everything
+from tests.kernels import Tiles, both_ways, check, everything, launches_by
 from tests.recurrence_kernels import check as check_recurrence
 from tests.recurrences import ENTRIES, Entry
 from tests.recurrences import draw as draw_recurrence
@@ -41,15 +40,7 @@ COMPOSED = [e for e in ENTRIES if composed(dump(scan_of(e)))]
 @pytest.fixture
 def seen(monkeypatch) -> Counter[int]:
     """How many launches had so many groups."""
-    found: Counter[int] = Counter()
-    call = work.call
-
-    def noted(function, kernel, placed, tile, *rest):
-        found[tile.groups] += 1
-        return call(function, kernel, placed, tile, *rest)
-
-    monkeypatch.setattr(work, "call", noted)
-    return found
+    return launches_by(monkeypatch, lambda tile: tile.groups)
 
 
 @pytest.mark.parametrize("tiles", TILES[:2], ids=str)

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import scanforge as sf
-from scanforge import kernel_choice, work
+from scanforge import kernel_choice
 from scanforge.errors import ArgumentError
 from scanforge.ir.scan import dump
 from scanforge.pipeline import composed
 from scanforge.tile import Tile
 from tests.catalogue import BY_NAME, CASES, draw
-from tests.kernels import Tiles, both_ways, check, everything
+from tests.kernels import Tiles, both_ways, check, everything, launches_by
 from tests.recurrence_kernels import check as check_recurrence
 from tests.recurrences import BY_NAME as RECURRENCES
 from tests.recurrences import ENTRIES
@@ -41,15 +41,7 @@ IN_RINGS = [e for e in ENTRIES if kernel_choice.can_ring(dump(scan_of(e)))]
 @pytest.fixture
 def seen(monkeypatch) -> Counter[int]:
     """How many launches had so many members."""
-    found: Counter[int] = Counter()
-    call = work.call
-
-    def noted(function, kernel, placed, tile, *rest):
-        found[tile.members] += 1
-        return call(function, kernel, placed, tile, *rest)
-
-    monkeypatch.setattr(work, "call", noted)
-    return found
+    return launches_by(monkeypatch, lambda tile: tile.members)
 
 
 def forced(monkeypatch, shape: Tile) -> None:
@@ -117,7 +109,7 @@ def test_a_ring_that_does_not_apply(name, monkeypatch):
 
 
 def test_an_adjoint_that_cannot_is_planned_otherwise(monkeypatch):
-    """A forced lowering is the forward pass's: sums over n that an adjoint needs lie in one program."""
+    """A forced ring is the forward pass's; where the adjoint does not compose, that has the plan's own."""
     entry = RECURRENCES["RGLRU"]
     forced(monkeypatch, SHAPES[0])
     monkeypatch.setattr(

@@ -56,7 +56,7 @@ def test_candidates(name, way):
         if p.held:
             assert (c.lowering, chunk, t.groups) == (first.lowering, first.chunk, 1)
         else:
-            assert t.ring((2,) * len(load(call.traced.text).inputs)) <= SHARED
+            assert t.staged((2,) * len(load(call.traced.text).inputs)) <= SHARED
             assert not t.warps
         if way == BACKWARD:
             assert t.rows == first.tile.rows

@@ -86,17 +86,23 @@ LIGHT, HEAVY = Composed(2, special=False, ring=True), Composed(2, special=True, 
 @pytest.mark.parametrize(
     ("shape", "items", "fixed", "composed", "tile"),
     [
-        (FEW, (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=8)),
-        (FEW, (2, 2), Fixed(ring=AT_ONCE), LIGHT, Tile(32, 32, 3, 8, members=8)),
-        (FEW, (4, 4, 4), Fixed(32, ring=AT_ONCE), LIGHT, Tile(32, 32, 3, 4, members=8)),
-        (FEW, (2, 2, 2), Fixed(ring=AT_ONCE), HEAVY, Tile(16, 32, 3, 8, members=8)),
-        (FEW, (2, 2), Fixed(least=64, ring=AT_ONCE), LIGHT, Tile(64, 32, 3, 4, members=8)),  # contiguous time
-        ((65536, 256, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=32)),
-        ((2048, 1024, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=8)),
-        ((1030, 1024, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=4)),
-        ((200, 1024, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, None),
-        ((65536, 8192, 1), (4, 4), Fixed(ring=AT_ONCE), LIGHT, None),  # no two programs for a lane
-        (FEW, (4, 4), Fixed(rest=True, ring=AT_ONCE), LIGHT, None),
+        (FEW, (4, 4), Fixed(at_once=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=8)),
+        (FEW, (2, 2), Fixed(at_once=AT_ONCE), LIGHT, Tile(32, 32, 3, 8, members=8)),
+        (FEW, (4, 4, 4), Fixed(32, at_once=AT_ONCE), LIGHT, Tile(32, 32, 3, 4, members=8)),
+        (FEW, (2, 2, 2), Fixed(at_once=AT_ONCE), HEAVY, Tile(16, 32, 3, 8, members=8)),
+        (
+            FEW,
+            (2, 2),
+            Fixed(least=64, at_once=AT_ONCE),
+            LIGHT,
+            Tile(64, 32, 3, 4, members=8),
+        ),  # contiguous time
+        ((65536, 256, 1), (4, 4), Fixed(at_once=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=32)),
+        ((2048, 1024, 1), (4, 4), Fixed(at_once=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=8)),
+        ((1030, 1024, 1), (4, 4), Fixed(at_once=AT_ONCE), LIGHT, Tile(16, 32, 3, 8, members=4)),
+        ((200, 1024, 1), (4, 4), Fixed(at_once=AT_ONCE), LIGHT, None),
+        ((65536, 8192, 1), (4, 4), Fixed(at_once=AT_ONCE), LIGHT, None),  # no two programs for a lane
+        (FEW, (4, 4), Fixed(rest=True, at_once=AT_ONCE), LIGHT, None),
     ],
 )
 def test_rings(shape, items, fixed, composed, tile):
@@ -107,12 +113,12 @@ def test_rings(shape, items, fixed, composed, tile):
 @pytest.mark.parametrize("items", [(2, 2), (4, 4), (2,) * 4, (4,) * 6])
 @pytest.mark.parametrize("rows", [0, 8, 16, 32])
 def test_programs_of_a_ring_are_at_work_at_one_time(lanes, items, rows):
-    tile = ring_tile(65536, lanes, 1, items, Fixed(rows, ring=AT_ONCE), LIGHT)
+    tile = ring_tile(65536, lanes, 1, items, Fixed(rows, at_once=AT_ONCE), LIGHT)
     if tile is None:
         assert -(-lanes // 32) * 2 > AT_ONCE or items == (4,) * 6
         return
     assert -(-lanes // 32) * tile.members <= AT_ONCE
-    assert Tile(tile.rows, 32, tile.stages - 1, tile.groups).ring(items) < OF_RING
+    assert Tile(tile.rows, 32, tile.stages - 1, tile.groups).staged(items) < OF_RING
     assert OF_PROCESSOR * 32 * tile.groups <= 512
 
 
@@ -130,5 +136,5 @@ def test_what_was_tuned_for_a_ring_needs_one():
     scan, sizes = scan_of(BY_NAME["RGLRU"]), {"b": 1, "t": 65536, "d": 1024}
     best = Choice("ring", 0, Tile(16, 32, 3, 8, members=8))
     assert kernel_plan(scan, sizes, best=best).plan.lowering == "split"
-    tile = fitting_tile(*FEW, (4, 4), Fixed(ring=64), LIGHT, best.tile)
+    tile = fitting_tile(*FEW, (4, 4), Fixed(at_once=64), LIGHT, best.tile)
     assert tile.members == 2, "as many as the device has room for"
